@@ -1,0 +1,261 @@
+"""Run a relay until it is told to stop: waitress, with what it lacks.
+
+Ours are the limits, errors in the relay's own form, a log without keys, noticing at once that a client went or that a
+write failed, and a stop that ends waits and loses nothing.
+"""
+
+import errno
+import logging
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from filelock import FileLock, Timeout
+from waitress import wasyncore
+from waitress.channel import ClientDisconnected, HTTPChannel
+from waitress.server import BaseWSGIServer, create_server
+from waitress.task import ErrorTask, WSGITask
+
+import pagermcp
+from pagermcp.address import redact
+from pagermcp.settings import Settings
+from pagermcp.spool import Spool, SpoolRefused
+from pagermcp.waking import Sweep, Switchboard, make_watcher
+from pagermcp.web import create_app
+from pagermcp.web.errors import error_body
+from pagermcp.web.services import Services
+
+MAX_WAITS = 500
+_OTHER_THREADS = 16
+_STOP_SECONDS = 2.0
+_BODY_SLACK = 1 << 20  # bodies up to this much over the limit are read, so that the 413 can say their size
+_HEADER_BYTES = 16384
+_DEAD_PEER_SECONDS = 30
+
+log = logging.getLogger("pagermcp")
+
+
+class ServeFailed(Exception):
+    """The relay could not start. The message is one line: what, where, and how to mend it."""
+
+
+def serve(settings: Settings, command: str) -> None:
+    """Serve until SIGTERM or SIGINT. `command` is how the user called us, for hints. Raises ServeFailed."""
+    _configure_log()
+    _raise_descriptor_limit()
+    try:
+        spool = Spool(
+            settings.data_dir,
+            max_messages=settings.max_messages_per_mailbox,
+            max_message_bytes=settings.max_message_bytes,
+            min_free_bytes=settings.min_free_bytes,
+        )
+    except SpoolRefused as error:
+        raise ServeFailed(str(error)) from error
+    lock = FileLock(spool.path("relay.lock"), timeout=0, mode=spool.file_mode, fallback_to_soft=False)
+    try:
+        with lock:
+            spool.recover()
+            _serve(settings, spool, command)
+    except Timeout:
+        raise ServeFailed(f"another relay serves {spool.root}: stop it, or name another folder with DATA_DIR") from None
+    except OSError as error:
+        raise ServeFailed(f"{error.filename or spool.root}: {error.strerror or error}") from error
+
+
+def _serve(settings: Settings, spool: Spool, command: str) -> None:
+    switchboard = Switchboard()
+    watcher = make_watcher(settings.watch, spool, switchboard)
+    relay = Services(
+        settings,
+        spool,
+        switchboard,
+        watcher,
+        waits=threading.BoundedSemaphore(MAX_WAITS),
+        writes=threading.BoundedSemaphore(MAX_WAITS + _OTHER_THREADS - 2),
+    )
+    server = Server(create_app(relay), settings, command)
+    sweep = Sweep(spool, switchboard, watcher)
+    sweep.start()
+    print(f"PagerMCP {pagermcp.__version__} on {server.url}, spool {spool.root}", flush=True)  # noqa: T201
+    server.run(switchboard.drain)
+    sweep.stop()
+    watcher.stop()
+    log.info("stopped")
+
+
+class Server:
+    """Waitress, listening. Raises ServeFailed when it can't."""
+
+    def __init__(self, app: Callable[..., Any], settings: Settings, command: str) -> None:
+        self._sockets: dict[int, Any] = {}
+        try:
+            server = create_server(
+                app,
+                map=self._sockets,
+                listen=f"{_bracketed(settings.host)}:{settings.port}",
+                threads=MAX_WAITS + _OTHER_THREADS,
+                connection_limit=2 * MAX_WAITS + 100,
+                asyncore_use_poll=True,  # select() ends the server at descriptor 1024
+                channel_request_lookahead=1,  # so that a client who goes while it waits is noticed
+                max_request_body_size=settings.max_message_bytes + _BODY_SLACK,
+                max_request_header_size=_HEADER_BYTES,
+                log_socket_errors=False,  # clients that go are no news
+                ident="PagerMCP",
+            )
+        except (OSError, ValueError) as error:
+            raise ServeFailed(_why_not_listening(settings, command, error)) from error
+        self._dispatcher = server.task_dispatcher
+        self._listeners = [one for one in self._sockets.values() if isinstance(one, BaseWSGIServer)]
+        for listener in self._listeners:
+            listener.channel_class = Channel
+            listener.adj.socket_options = [*listener.adj.socket_options, *_keepalive_options()]
+        port = self._listeners[0].effective_port
+        self.url = f"http://{_bracketed(settings.host)}:{port}"
+
+    def run(self, drain: Callable[[], None]) -> None:
+        """Serve until SIGTERM or SIGINT, then end the waits by `drain` and let what is under way finish."""
+        stop = threading.Event()
+
+        def on_signal(number: int, frame: object) -> None:
+            stop.set()  # nothing that takes a lock: this interrupts the main thread anywhere
+            self._listeners[0].pull_trigger()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, on_signal)
+        while not stop.is_set():
+            self._turn(1.0)
+        for listener in self._listeners:
+            listener.accepting = False
+            listener.del_channel()
+            listener.socket.close()
+        drain()
+        deadline = time.monotonic() + _STOP_SECONDS
+        while self._busy() and time.monotonic() < deadline:
+            self._turn(0.1)
+        self._dispatcher.shutdown(timeout=0.2)
+        wasyncore.close_all(self._sockets)
+
+    def _turn(self, timeout: float) -> None:
+        wasyncore.loop(timeout=timeout, use_poll=True, map=self._sockets, count=1)
+
+    def _busy(self) -> bool:
+        return any(
+            channel.requests or channel.total_outbufs_len
+            for channel in self._sockets.values()
+            if isinstance(channel, Channel)
+        )
+
+
+class JsonErrorTask(ErrorTask):
+    """Waitress's own errors (bad request, too large, fault) in the relay's form."""
+
+    def execute(self) -> None:
+        error = self.request.error
+        code = error.reason.lower().replace(" ", "_")
+        body = error_body(code, error.body, "the request did not reach the relay; see the protocol")
+        self.status = f"{error.code} {error.reason}"
+        self.response_headers += [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+        self.set_close_on_finish()
+        self.content_length = len(body)
+        self.write(body)
+
+
+class Task(WSGITask):
+    """Says at once when a write failed, and makes a cut answer look cut."""
+
+    def write(self, data: bytes) -> None:
+        super().write(data)
+        if self.channel.will_close:  # a failed flush only marks the channel; the page must not count as taken
+            raise ClientDisconnected
+
+    def execute(self) -> None:
+        try:
+            super().execute()
+        except ConnectionAbortedError:
+            if self.wrote_header and not self.chunked_response:
+                # HTTP/1.0 knows no chunks: an ordinary close would be a complete, blank answer, so reset
+                self.channel.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            raise
+
+
+class Channel(HTTPChannel):
+    """A connection that knows whether its client is still there."""
+
+    task_class = Task
+    error_task_class = JsonErrorTask
+
+    def check_client_disconnected(self) -> bool:
+        """True when the client closed, also when the main loop has not come round to notice."""
+        if not self.connected:
+            return True
+        try:
+            return bool(self.socket.recv(1, socket.MSG_PEEK) == b"")
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+
+class RedactingFormatter(logging.Formatter):
+    """No key in any log line, whoever wrote it: waitress and Flask name paths in theirs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+def _configure_log() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    log.setLevel(logging.INFO)
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # it warns of every burst
+
+
+def _raise_descriptor_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _keepalive_options() -> list[tuple[int, int, int]]:
+    """So that a client who vanished without a word is noticed within half a minute, waiting or being written to."""
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    for name, value in (
+        ("TCP_KEEPIDLE", _DEAD_PEER_SECONDS // 2),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", _DEAD_PEER_SECONDS * 1000),
+    ):
+        if hasattr(socket, name):
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    return options
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _why_not_listening(settings: Settings, command: str, error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return f"HOST={settings.host!r}: not an address of this machine"
+    if error.errno != errno.EADDRINUSE:
+        return f"can't listen on {settings.host}:{settings.port}: {error.strerror}"
+    return f"port {settings.port} is in use: PORT={_free_port(settings)} {command}"
+
+
+def _free_port(settings: Settings) -> int:
+    for port in range(settings.port + 1, min(settings.port + 100, 65536)):
+        with socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as attempt:
+            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                attempt.bind((settings.host, port))
+            except OSError:
+                continue
+            return port
+    return 0

@@ -1,0 +1,87 @@
+"""The settings of a relay: one frozen dataclass, read from the environment and from the options of `pagermcp serve`.
+
+Each field carries the name of its environment variable, the values it may have and the reason why it exists; `--help`
+and the README are checked against them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Watch = Literal["auto", "observer", "off"]
+
+
+class InvalidSetting(ValueError):
+    """A setting has a value it can't have. The message is one line: which, what, and what it may be."""
+
+
+def _setting(
+    default: Any, variable: str, reason: str, *, low: float = 0, high: float = math.inf, choices: tuple[str, ...] = ()
+) -> Any:
+    metadata = {"variable": variable, "reason": reason, "low": low, "high": high, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What an operator may change. Sizes in bytes, times in seconds."""
+
+    mode: str = _setting("server", "MODE", "What a bare `pagermcp` does (the container's switch).", choices=("server",))
+    host: str = _setting(
+        "127.0.0.1", "HOST", "Address to listen on; 0.0.0.0 for every network, behind a proxy with TLS."
+    )
+    port: int = _setting(8080, "PORT", "Port to listen on; 0 takes any free one.", high=65535)
+    data_dir: str = _setting("./spool", "DATA_DIR", "The spool: every page is a file in here.")
+    max_messages_per_mailbox: int = _setting(
+        128, "MAX_MESSAGES_PER_MAILBOX", "Pages that may wait in one mailbox; more are refused with 429.", low=1
+    )
+    max_message_bytes: int = _setting(
+        65536, "MAX_MESSAGE_BYTES", "Largest body of a page; larger is refused with 413.", low=1, high=1 << 28
+    )
+    wait_timeout_seconds: float = _setting(
+        0, "WAIT_TIMEOUT_SECONDS", "After this long a wait ends with 408; 0 waits for ever, with heartbeats."
+    )
+    watch: Watch = _setting(
+        "auto",
+        "PAGERMCP_WATCH",
+        "How files that others bring are noticed: auto (inotify on Linux), observer, or off (a look every 2 s).",
+        choices=("auto", "observer", "off"),
+    )
+    min_free_bytes: int = _setting(
+        64 << 20, "PAGERMCP_MIN_FREE_BYTES", "Posts are refused with 507 when the disk has less room than this."
+    )
+    public_url: str = _setting(
+        "", "PAGERMCP_PUBLIC_URL", "The relay's own URL in the texts it serves; without it, what the client called."
+    )
+    build: str = _setting("source", "PAGERMCP_BUILD", "What /version calls this build; images set it to their commit.")
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str], options: Mapping[str, str | None] | None = None) -> "Settings":
+        """Settings from `environment`, overruled by `options` (by field name). Empty means unset.
+
+        Raises InvalidSetting."""
+        values = {}
+        for field in dataclasses.fields(cls):
+            text = (options or {}).get(field.name) or environment.get(field.metadata["variable"], "").strip()
+            if text:
+                values[field.name] = _parse(field, text)
+        return cls(**values)
+
+
+def _parse(field: dataclasses.Field[Any], text: str) -> Any:
+    rule = field.metadata
+    name = rule["variable"]
+    if rule["choices"] and text not in rule["choices"]:
+        raise InvalidSetting(f"{name}={text!r}: must be {' or '.join(rule['choices'])}")
+    if not isinstance(field.default, int):
+        return text
+    kind = float if field.type is float else int
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not rule["low"] <= value <= rule["high"] or value == math.inf:
+        bounds = f"{rule['low']} or more" if rule["high"] == math.inf else f"from {rule['low']} to {rule['high']}"
+        raise InvalidSetting(f"{name}={text!r}: must be a {'' if kind is float else 'whole '}number, {bounds}")
+    return value

@@ -1,0 +1,7 @@
+"""Pages on disk. Knows nothing of HTTP."""
+
+from pagermcp.spool.mailbox import DeliveredMaybe, Mailbox, MailboxFull
+from pagermcp.spool.page import BadPage, Page
+from pagermcp.spool.spool import Spool, SpoolFull, SpoolRefused
+
+__all__ = ["BadPage", "DeliveredMaybe", "Mailbox", "MailboxFull", "Page", "Spool", "SpoolFull", "SpoolRefused"]

@@ -1,0 +1,111 @@
+"""The few system calls the spool is made of, each with its care: new files only, no symlinks, everything synced.
+
+Every step that changes the disk first raises the audit event `pagermcp.file` (step, path), so that a test can record
+the order of steps, or end the process at one, without a mock (`sys.addaudithook`).
+"""
+
+import contextlib
+import os
+import stat
+import sys
+
+NOT_FOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def write(path: str, content: bytes, mode: int) -> None:
+    """Make the new file `path`, durably. On any error it is gone again. Raises OSError."""
+    _step("write", path)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOT_FOLLOWED, mode)
+    try:
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            if mode & ~0o600:
+                os.fchmod(descriptor, mode)  # the umask may have taken the group's right
+            _step("fsync", path)
+            os.fsync(descriptor)  # never tried again on this descriptor: a second one would lie (Rebello, ATC 2020)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        remove(path)
+        raise
+
+
+def read(path: str, limit: int) -> tuple[bytes, os.stat_result]:
+    """At most `limit` bytes of a regular file, and its status. Raises OSError, also for anything but a regular file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | NOT_FOLLOWED)
+    with open(descriptor, "rb", buffering=0) as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"not a regular file: {path}")
+        chunks = bytearray()
+        while len(chunks) < limit and (chunk := file.read(limit - len(chunks))):
+            chunks += chunk
+        return bytes(chunks), status
+
+
+def link(source: str, target: str) -> None:
+    """Show a written file under its final name. Raises FileExistsError rather than replace anything."""
+    _step("link", target)
+    os.link(source, target, follow_symlinks=False)
+
+
+def move(source: str, target: str, mode: int) -> bool:
+    """Rename `source`, making the target's directory (and its parent) when it is missing.
+
+    False when `source` is gone: somebody else moved it first, which is how claims are decided."""
+    _step("move", target)
+    try:
+        os.rename(source, target)
+    except FileNotFoundError:
+        directory = os.path.dirname(target)
+        if os.path.isdir(directory):
+            return False
+        make_directory(os.path.dirname(directory), mode)
+        make_directory(directory, mode)
+        return move(source, target, mode)
+    return True
+
+
+def remove(path: str) -> bool:
+    """Unlink a file; False when it was gone already."""
+    _step("remove", path)
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def make_directory(path: str, mode: int) -> bool:
+    """Make a directory whose mode does not depend on the umask; False when there was one."""
+    _step("mkdir", path)
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        return False
+    if mode & ~0o700:
+        os.chmod(path, mode)
+    return True
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory durable. Raises OSError."""
+    _step("fsync directory", path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | NOT_FOLLOWED)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def names(path: str) -> list[str]:
+    """The names in a directory that do not begin with a dot; none when it is not there."""
+    with contextlib.suppress(FileNotFoundError):
+        return [name for name in os.listdir(path) if not name.startswith(".")]
+    return []
+
+
+def _step(step: str, path: str) -> None:
+    sys.audit("pagermcp.file", step, path)

@@ -1,0 +1,375 @@
+"""One mailbox: its pages, in the directories of the spool, and the moves between them.
+
+A page comes in by `link` into new/, is claimed by one `rename` into leased/ (the arbiter among all claimers, in any
+process), and leaves by one `rename` to archive/, to dead/ or back to new/ with the next attempt in its name.
+"""
+
+import datetime
+import errno
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from pagermcp.spool import files
+from pagermcp.spool.page import BadPage, Page, PageName, now, page_line, parse_payload, read_page, to_json
+
+if TYPE_CHECKING:
+    from pagermcp.spool.spool import Spool
+
+SETTLED_SECONDS = 2.0
+"""A file that a shell brought is complete when it was closed, or was left alone for this long."""
+
+_FUTURE_MICROSECONDS = 86_400_000_000  # an id further ahead than a day is not ours
+_MTIME_GRAIN_NS = 100_000_000  # a directory changed again this soon may show the same mtime
+_LONGEST_LEASE = 12 * 3600.0
+_WORKERS = 16
+
+log = logging.getLogger(__name__)
+
+
+class MailboxFull(Exception):
+    """As many pages wait here as may. Nothing was delivered and nothing dropped."""
+
+
+class DeliveredMaybe(Exception):
+    """The page could not be made durable, but a reader had taken it before it could be withdrawn."""
+
+
+class Mailbox:
+    """The pages of one number. Made by `Spool.mailbox`, which gives one object a number; safe between threads."""
+
+    def __init__(self, spool: "Spool", number: str) -> None:
+        self.number = number
+        self.last_read: datetime.datetime | None = None  # by this process
+        self.unreadable: set[str] = set()  # files in new/ that can't be pages and can't be moved on
+        self._spool = spool
+        self._new = spool.path("new", number)
+        self._leased = spool.path("leased", number)
+        self._lock = threading.Lock()
+        self._writing = 0  # deliveries that hold a place but are not in new/ yet
+        self._named_by_events: set[str] = set()  # foreign files that watching saw closed or moved in
+        self._unsettled = False
+        self._seen = (0, 0)  # mtime of new/ and time, both in ns, at the last look for pages to take
+        self._parent_synced = False
+        self._newest = self._recover()
+
+    # Delivering
+
+    def deliver(self, payload: str) -> str:
+        """Write a page durably and show it to readers; its id. `payload` is JSON that `parse_payload` accepts.
+
+        Raises MailboxFull, SpoolFull, DeliveredMaybe, and OSError when it could not be written (and is not there)."""
+        self._spool.check_room()
+        with self._lock:
+            if self.size() + self._writing >= self._spool.max_messages:
+                raise MailboxFull
+            self._writing += 1
+        return self._deliver(payload)
+
+    def _deliver(self, payload: str) -> str:
+        temporary = self._spool.temporary()
+        try:
+            files.write(temporary, page_line(payload, now()), self._spool.file_mode)
+        except OSError:
+            with self._lock:
+                self._writing -= 1
+            raise
+        try:
+            with self._lock:  # ids rise in the order in which pages appear, so both happen under the lock
+                self._writing -= 1
+                name = self._link(temporary)
+            self._sync(name)
+        finally:
+            files.remove(temporary)
+        return name.id
+
+    def _link(self, temporary: str) -> PageName:
+        while True:
+            name = PageName(self._next_id(), 1)
+            try:
+                files.link(temporary, f"{self._new}/{name.file}")
+            except FileExistsError:
+                continue
+            except FileNotFoundError:
+                if not self.make():
+                    raise
+                continue
+            return name
+
+    def _sync(self, name: PageName) -> None:
+        try:
+            files.sync_directory(self._new)
+            if not self._parent_synced:
+                files.sync_directory(os.path.dirname(self._new))
+                self._parent_synced = True
+        except OSError as error:
+            if not files.remove(f"{self._new}/{name.file}"):
+                raise DeliveredMaybe from error
+            raise
+
+    def _next_id(self) -> str:
+        after = max(time.time_ns() // 1000, self._newest + 1)
+        self._newest = after + (self._spool.worker - after) % _WORKERS  # two workers never pick the same one
+        return f"{self._newest:016d}"
+
+    def make(self) -> bool:
+        """Make the mailbox; False when it exists."""
+        if not files.make_directory(self._new, self._mode):
+            return False
+        self._parent_synced = False
+        return True
+
+    # Reading
+
+    def size(self) -> int:
+        """Pages that count towards the mailbox's limit: waiting and leased."""
+        return self.queued() + len(files.names(self._leased))
+
+    def queued(self) -> int:
+        """Pages that wait for a reader."""
+        return len(files.names(self._new))
+
+    def waiting(self) -> list[Page]:
+        """All waiting pages, oldest first; takes nothing. Raises OSError."""
+        pages = []
+        for name in self._look():
+            page, _ = self._read(name)
+            if page is not None:
+                pages.append(page)
+        return pages
+
+    def claim(self, lease_seconds: float) -> Page | None:
+        """Take the oldest waiting page into leased/ for `lease_seconds`; None when nothing waits. Raises OSError."""
+        try:
+            seen = os.stat(self._new).st_mtime_ns
+        except FileNotFoundError:
+            return None
+        self._seen = (seen, time.time_ns())
+        for name in self._look():
+            page, reason = self._read(name)
+            if reason is None or not files.move(f"{self._new}/{name.file}", self._at("leased", name), self._mode):
+                continue
+            if page is None:
+                self._bury(name, reason)
+                continue
+            self._lease(name, lease_seconds)
+            return page
+        return None
+
+    def changed(self) -> bool:
+        """True when a waiter should look again: new/ is not as it was at the last claim, or may not be."""
+        try:
+            mtime = os.stat(self._new).st_mtime_ns
+        except OSError:
+            return True
+        seen, looked_at = self._seen
+        return self._unsettled or mtime != seen or abs(looked_at - mtime) < _MTIME_GRAIN_NS
+
+    def saw_closed(self, name: str) -> None:
+        """Watching saw that a file in new/ was closed or moved in: it is complete."""
+        if PageName.parse(name) is None:
+            if len(self._named_by_events) > 1000:  # of files that went before anybody looked
+                self._named_by_events.clear()
+            self._named_by_events.add(name)
+
+    def _look(self) -> list[PageName]:
+        """The names of waiting pages, oldest first, after taking in what a shell brought."""
+        self._unsettled = False
+        unreadable: set[str] = set()
+        pages = []
+        limit = _latest_id()
+        adopted = False
+        for file in files.names(self._new):
+            name = PageName.parse(file)
+            if name is not None and int(name.id) <= limit:
+                pages.append(name)
+            elif self._adopt(file, unreadable):
+                adopted = True
+        self.unreadable = unreadable
+        if adopted:
+            return self._look()
+        return sorted(pages)
+
+    def _read(self, name: PageName) -> tuple[Page | None, str | None]:
+        """The page with that name, or the reason why its file is none; neither when it is not ours to take."""
+        try:
+            content, status = files.read(f"{self._new}/{name.file}", self._spool.max_page_bytes + 1)
+        except FileNotFoundError:
+            return None, None
+        except OSError as error:
+            self._leave(name.file, self.unreadable, error)
+            return None, None
+        if status.st_uid != os.geteuid():
+            self._adopt(name.file, self.unreadable)
+            self._unsettled = True  # adopted or not, the next look finds it
+            return None, None
+        try:
+            if len(content) > self._spool.max_page_bytes:
+                raise BadPage(f"larger than {self._spool.max_page_bytes} bytes")
+            return read_page(name, content), ""
+        except BadPage as error:
+            if not _settled(status):  # `cp archive/…/<id>.json new/…/` is still writing it
+                self._unsettled = True
+                return None, None
+            return None, str(error)
+
+    # Moving on
+
+    def acknowledge(self, name: PageName) -> bool:
+        """Move a leased page to today's archive; False when it is not leased any more."""
+        return self._leave_leased(name, self._at("archive", name))
+
+    def expire(self, name: PageName) -> bool:
+        """Move a leased page that came too late to today's archive as expired; False when it is not leased."""
+        return self._leave_leased(name, self._at("archive", name).removesuffix(".json") + ".expired.json")
+
+    def release(self, name: PageName) -> bool:
+        """Let a leased page wait again, as the next attempt; False when it is not leased any more."""
+        return self._leave_leased(name, self._at("new", name.next()))
+
+    def _lease(self, name: PageName, seconds: float) -> None:
+        os.utime(self._at("leased", name), (time.time() + seconds,) * 2, follow_symlinks=False)
+        self._spool.leases[self.number, name] = time.monotonic() + seconds
+
+    def _leave_leased(self, name: PageName, target: str) -> bool:
+        moved = files.move(self._at("leased", name), target, self._mode)
+        self._spool.leases.pop((self.number, name), None)
+        return moved
+
+    def _bury(self, name: PageName, reason: str) -> None:
+        target = self._at("dead", name)
+        if self._leave_leased(name, target):
+            self._explain(target, reason)
+
+    def _explain(self, dead: str, reason: str) -> None:
+        log.warning("%s: to dead/, since it is no page: %s", self.number, reason)
+        files.write(dead.removesuffix(".json") + ".why", f"{reason}\n".encode(), self._spool.file_mode)
+
+    def _at(self, state: str, name: PageName) -> str:
+        if state in ("archive", "dead"):
+            return self._spool.path(state, f"{now():%Y-%m-%d}", self.number, name.file)
+        return self._spool.path(state, self.number, name.file)
+
+    @property
+    def _mode(self) -> int:
+        return self._spool.directory_mode
+
+    # Files that a shell brought
+
+    def _adopt(self, file: str, unreadable: set[str]) -> bool:
+        """Deliver a file that is not named as a page of ours; True when new/ changed by it.
+
+        It is taken by a rename into tmp/, so only one process does it, and put back if that process ends on the way."""
+        path = f"{self._new}/{file}"
+        try:
+            _, status = files.read(path, 0)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self._leave(file, unreadable, error)
+            return False
+        if not _settled(status) and file not in self._named_by_events:
+            self._unsettled = True
+            return False
+        self._named_by_events.discard(file)
+        taken = self._spool.temporary(adopted=(self.number, file))
+        try:
+            return files.move(path, taken, self._mode) and self._deliver_taken(file, taken)
+        except OSError:
+            log.exception("%s: a file brought by a shell could not be delivered; it is left in new/", self.number)
+            files.move(taken, path, self._mode)
+            unreadable.add(file)
+            return False
+
+    def _deliver_taken(self, file: str, taken: str) -> bool:
+        content, _ = files.read(taken, self._spool.max_page_bytes + 1)
+        try:
+            payload = self._foreign_payload(file, content)
+        except BadPage as error:
+            with self._lock:
+                dead = self._at("dead", PageName(self._next_id(), 1))
+            files.move(taken, dead, self._mode)
+            self._explain(dead, f"{file}: {error}")
+            return True
+        with self._lock:
+            self._writing += 1  # it had its place in new/ already, so it is not refused for want of one
+        self._deliver(payload)
+        files.remove(taken)
+        return True
+
+    def _foreign_payload(self, file: str, content: bytes) -> str:
+        name = PageName.parse(file)
+        if name is not None:  # a copy of a page, by somebody else: what counts is in it
+            return to_json(read_page(name, content).payload).decode()
+        if len(content) > self._spool.max_message_bytes:
+            raise BadPage(f"larger than {self._spool.max_message_bytes} bytes")
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise BadPage(f"not UTF-8 at byte {error.start}") from None
+        parse_payload(text)
+        return text
+
+    def _leave(self, file: str, unreadable: set[str], error: OSError) -> None:
+        if file not in self.unreadable | unreadable:
+            log.warning("%s: %s in new/ is left alone: %s", self.number, file, error.strerror or error)
+        unreadable.add(file)
+
+    # Recovery, at first contact
+
+    def _recover(self) -> int:
+        """Mend what an unclean stop left, and return the newest id known (0 when there is none)."""
+        if os.path.islink(self._new):
+            raise OSError(errno.ELOOP, "a mailbox is a symbolic link, which the spool does not follow", self._new)
+        here = [
+            (state, name)
+            for state, directory in (("new", self._new), ("leased", self._leased))
+            for file in files.names(directory)
+            if (name := PageName.parse(file)) and int(name.id) <= _latest_id()
+        ]
+        latest = {
+            name.id: (state, name) for state, name in sorted(here, key=lambda page: (page[1].attempt, page[0] != "new"))
+        }
+        finished, newest = self._finished(min(latest, default=None))
+        for state, name in here:
+            if name.id in finished or latest[name.id] != (state, name):
+                log.warning("%s: %s was there twice after an unclean stop; the later state stays", self.number, name.id)
+                files.remove(self._at(state, name))
+            elif state == "leased":
+                self._resume_lease(name)
+        return max([int(newest), *(int(id) for id in latest)])
+
+    def _finished(self, oldest: str | None) -> tuple[set[str], str]:
+        """The ids in archive/ and dead/ of the days since `oldest`, and the newest id there."""
+        since = _day(oldest) if oldest else "9999"
+        finished: set[str] = set()
+        for day in self._spool.days():
+            if day < since and finished:
+                break
+            for state in ("archive", "dead"):
+                finished |= {file[:16] for file in files.names(self._spool.path(state, day, self.number))}
+        return finished, max(finished, default="0")
+
+    def _resume_lease(self, name: PageName) -> None:
+        status = os.stat(self._at("leased", name), follow_symlinks=False)
+        ends = max(status.st_mtime, status.st_ctime + SETTLED_SECONDS)  # claimed, but the lease not written yet
+        seconds = ends - time.time()
+        if seconds <= 0:
+            self.release(name)
+        else:
+            self._spool.leases[self.number, name] = time.monotonic() + min(seconds, _LONGEST_LEASE)
+
+
+def _latest_id() -> int:
+    return time.time_ns() // 1000 + _FUTURE_MICROSECONDS
+
+
+def _day(id: str) -> str:
+    return f"{datetime.datetime.fromtimestamp(int(id) / 1e6, datetime.UTC):%Y-%m-%d}"
+
+
+def _settled(status: os.stat_result) -> bool:
+    """Nobody wrote to the file lately. An mtime far ahead was set by hand, at the end of a copy."""
+    return abs(time.time() - status.st_mtime) >= SETTLED_SECONDS

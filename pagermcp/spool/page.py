@@ -1,0 +1,161 @@
+"""A page: one message to one mailbox, and its form as a file.
+
+The file is one line of JSON, `{"created_at":"…Z","payload":{…}}`. Id and attempt are in its name, `<id>.json` the first
+time and `<id>.2.json` the second, so handing a page on never rewrites it.
+"""
+
+import dataclasses
+import datetime
+import json
+import math
+import re
+from typing import Any, NamedTuple
+
+MAX_DEPTH = 100
+"""Nesting allowed in a payload: what is accepted must stay readable on every later, perhaps deeper, call stack."""
+
+_NAME = re.compile(r"([0-9]{16})(?:\.([1-9][0-9]{0,5}))?\.json", re.ASCII)
+
+
+class BadPage(ValueError):
+    """The text is no JSON object that can be a payload, or the file no page. The message says why and where."""
+
+
+class PageName(NamedTuple):
+    """What a page's file name says. Sorts by age."""
+
+    id: str
+    attempt: int
+
+    @classmethod
+    def parse(cls, name: str) -> "PageName | None":
+        """Read `<id>.json` or `<id>.<attempt>.json`; None for any other name."""
+        match = _NAME.fullmatch(name)
+        return cls(match[1], int(match[2] or 1)) if match else None
+
+    @property
+    def handle(self) -> str:
+        """What a reader acknowledges: the id, and the attempt from the second on."""
+        return self.id if self.attempt == 1 else f"{self.id}.{self.attempt}"
+
+    @property
+    def file(self) -> str:
+        return f"{self.handle}.json"
+
+    def next(self) -> "PageName":
+        return self._replace(attempt=self.attempt + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """One page as read from its file. `created_at` is when the relay accepted it, in UTC."""
+
+    name: PageName
+    created_at: datetime.datetime
+    payload: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return self.name.id
+
+    @property
+    def created(self) -> str:
+        return timestamp(self.created_at)
+
+    def age(self, now: datetime.datetime) -> int:
+        """Whole seconds since the page was accepted, never negative."""
+        return max(0, int((now - self.created_at).total_seconds()))
+
+
+def now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def timestamp(moment: datetime.datetime) -> str:
+    """RFC 3339 in UTC with microseconds: 2026-11-29T15:14:48.000001Z."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def to_json(value: object) -> bytes:
+    """Compact JSON in UTF-8. Lone surrogates, which UTF-8 can't carry, stay escapes."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def parse_payload(text: str, depth: int = MAX_DEPTH) -> dict[str, Any]:
+    """Parse a sender's JSON. Raises BadPage for what is no object or what readers could not parse back."""
+    try:
+        payload = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        raise BadPage(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+    except RecursionError:
+        raise BadPage(f"nested deeper than {depth} levels") from None
+    except BadPage:
+        raise
+    except ValueError:  # the only other one json.loads has: an integer beyond sys.get_int_max_str_digits()
+        raise BadPage("a number has more digits than can be read back") from None
+    if not isinstance(payload, dict):
+        raise BadPage(f"not a JSON object but {_kind(payload)}")
+    if text.count("[") + text.count("{") > depth and _deeper_than(payload, depth):
+        raise BadPage(f"nested deeper than {depth} levels")
+    return payload
+
+
+def page_line(payload: str, created_at: datetime.datetime) -> bytes:
+    """The file's content for a payload that `parse_payload` accepted.
+
+    The sender's text is kept as it came, but on one line: outside of strings a line break is only white space, and
+    inside of them JSON has none."""
+    one_line = payload.replace("\r", " ").replace("\n", " ")
+    return f'{{"created_at":"{timestamp(created_at)}","payload":{one_line}}}\n'.encode()
+
+
+def read_page(name: PageName, content: bytes) -> Page:
+    """The page that a file's content holds. Raises BadPage."""
+    try:
+        page = parse_payload(content.decode(), MAX_DEPTH + 1)
+        payload = page["payload"]
+        created_at = datetime.datetime.fromisoformat(page["created_at"])
+        if not isinstance(payload, dict) or created_at.tzinfo is None:
+            raise BadPage("payload is no object, or created_at has no time zone")
+    except UnicodeDecodeError as error:
+        raise BadPage(f"not UTF-8 at byte {error.start}") from None
+    except KeyError as error:
+        raise BadPage(f"no {error.args[0]}") from None
+    except BadPage:
+        raise
+    except (TypeError, ValueError):
+        raise BadPage("created_at is not a time") from None
+    return Page(name, created_at.astimezone(datetime.UTC), payload)
+
+
+def _refuse_constant(name: str) -> float:
+    raise BadPage(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise BadPage(f"the number {text[:40]} is too large to be read back")
+    return value
+
+
+def _kind(value: object) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _deeper_than(value: object, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)  # type: ignore[attr-defined]
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True

@@ -1,0 +1,48 @@
+"""The sweep: every 2 s, look whether anything was missed.
+
+It makes waking independent of watchdog: whatever lost an event, the mailbox's directory shows that it changed. It also
+lets pages wait again whose lease ran out, and tends the watches.
+"""
+
+import logging
+import threading
+
+from pagermcp.spool import Spool
+from pagermcp.waking.switchboard import Switchboard
+from pagermcp.waking.watch import Watcher
+
+SWEEP_SECONDS = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Sweep(threading.Thread):
+    """The thread that sweeps until it is stopped."""
+
+    def __init__(self, spool: Spool, switchboard: Switchboard, watcher: Watcher) -> None:
+        super().__init__(name="sweep", daemon=True)
+        self._spool = spool
+        self._switchboard = switchboard
+        self._watcher = watcher
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.wait(SWEEP_SECONDS):
+            try:
+                self.sweep()
+            except OSError:  # a disk that fails now may be back in 2 s, and then the sweep must still be here
+                log.exception("a sweep failed")
+
+    def sweep(self) -> None:
+        """Sweep once. Raises OSError when a mailbox is met for the first time and can't be read."""
+        waiting = self._switchboard.numbers()
+        for number in waiting:
+            if self._spool.mailbox(number).changed():
+                self._switchboard.ring(number)
+        for number in self._spool.return_run_out():
+            self._switchboard.ring(number)
+        self._watcher.tend(waiting)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join(1)

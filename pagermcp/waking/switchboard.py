@@ -1,0 +1,95 @@
+"""Who waits for which mailbox, in this process.
+
+A waiter registers, looks, parks, looks again. A ring wakes the one that has waited longest and is not awake yet; when
+it leaves without having looked since, it rings the next. So a lost or doubled ring never matters, only a look counts.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+_GONE_CHECK_SECONDS = 1.0  # a thread that blocks can't be told that its client went; it has to ask
+
+
+class Waiter:
+    """One request that waits for a page. Used by one thread at a time."""
+
+    def __init__(self, number: str) -> None:
+        self.number = number
+        self._rung = threading.Event()
+
+    def about_to_look(self) -> None:
+        """From here on a ring means: look once more."""
+        self._rung.clear()
+
+    def park(self, until: float, gone: Callable[[], bool]) -> None:
+        """Block until rung, until the monotonic time `until`, or until `gone()` says that the client went."""
+        while (left := until - time.monotonic()) > 0:
+            if self._rung.wait(min(left, _GONE_CHECK_SECONDS)) or gone():
+                return
+
+    def ring(self) -> bool:
+        """Wake the waiter; False when it was awake already."""
+        if self._rung.is_set():
+            return False
+        self._rung.set()
+        return True
+
+    @property
+    def rung(self) -> bool:
+        return self._rung.is_set()
+
+
+class Switchboard:
+    """The waiters of this process by number, in the order in which they came. Safe between threads."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self._waiters: dict[str, dict[Waiter, None]] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, number: str) -> Waiter:
+        """Register a waiter. It must leave again."""
+        waiter = Waiter(number)
+        with self._lock:
+            self._waiters.setdefault(number, {})[waiter] = None
+        return waiter
+
+    def leave(self, waiter: Waiter) -> None:
+        """Take a waiter off. A ring that it did not answer with a look goes to the next."""
+        with self._lock:
+            waiters = self._waiters[waiter.number]
+            del waiters[waiter]
+            if not waiters:
+                del self._waiters[waiter.number]
+        if waiter.rung:
+            self.ring(waiter.number)
+
+    def ring(self, number: str) -> None:
+        """There may be a page for this number: wake one waiter, the oldest that sleeps."""
+        with self._lock:
+            for waiter in self._waiters.get(number, ()):
+                if waiter.ring():
+                    return
+
+    def ring_all(self) -> None:
+        """There may be pages anywhere: wake one waiter of each number."""
+        for number in self.numbers():
+            self.ring(number)
+
+    def drain(self) -> None:
+        """Wake everybody for the last time; from now on nobody should wait."""
+        self.draining = True
+        with self._lock:
+            for waiters in self._waiters.values():
+                for waiter in waiters:
+                    waiter.ring()
+
+    def waiting(self, number: str) -> int:
+        """How many wait for this number, in this process."""
+        return len(self._waiters.get(number, ()))
+
+    def numbers(self) -> list[str]:
+        """The numbers somebody waits for."""
+        with self._lock:
+            return list(self._waiters)

@@ -1,0 +1,224 @@
+"""Watchdog: rings when another process, or a shell, puts a file into a mailbox that somebody waits for.
+
+On Linux this is watchdog's InotifyFD with one watch a mailbox that has waiters, and not its recursive Observer: that
+one costs a kernel watch for every mailbox there is, drops watches silently at the limit, and stalls for 500 ms after
+each rename out of a watched folder, which every claim is (measured with watchdog 7.1.0). The watch asks only for files
+that arrive, so a claim causes no event at all.
+"""
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.observers import Observer
+
+from pagermcp.spool import Spool
+from pagermcp.waking.switchboard import Switchboard
+
+if sys.platform == "linux":
+    from watchdog.observers.inotify_c import CallbackId, InotifyConstants, InotifyFD, Mask
+
+    if TYPE_CHECKING:
+        from watchdog.observers.inotify_c import InotifyEvent, WatchDescriptor
+
+State = Literal["ok", "degraded", "off"]
+
+_KEEP_SECONDS = 60.0  # a client that polls in a loop should find its watch still there
+
+log = logging.getLogger(__name__)
+
+
+class Watcher(Protocol):
+    """Rings the switchboard when files arrive. Slower when it fails, never wrong: the sweep looks as well."""
+
+    @property
+    def state(self) -> State: ...
+
+    def watch(self, number: str) -> None:
+        """Somebody is about to wait for this number; its directory exists. Never raises."""
+
+    def tend(self, waiting: Collection[str]) -> None:
+        """Drop watches that nobody needs, and make those again that are missing. Called every few seconds."""
+
+    def stop(self) -> None: ...
+
+
+def make_watcher(kind: str, spool: Spool, switchboard: Switchboard) -> Watcher:
+    """The watcher for the setting PAGERMCP_WATCH; one that only says "degraded" when the system has none left."""
+    try:
+        if kind == "auto" and sys.platform == "linux":
+            return InotifyWatcher(spool, switchboard)
+        if kind != "off":
+            return ObserverWatcher(spool, switchboard)
+    except OSError as error:
+        log.warning("watching is not possible (%s); new files are noticed within 2 s", error)
+        return NoWatcher("degraded")
+    return NoWatcher("off")
+
+
+class NoWatcher:
+    """Nothing is watched: files that others bring are noticed by the sweep alone."""
+
+    def __init__(self, state: State) -> None:
+        self.state: State = state
+
+    def watch(self, number: str) -> None:
+        pass
+
+    def tend(self, waiting: Collection[str]) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+def _arrived(spool: Spool, switchboard: Switchboard, number: str, name: str, complete: bool) -> None:
+    """A file appeared under this name. Never raises, for an exception would end watchdog's thread for good."""
+    try:
+        if name.startswith("."):
+            return
+        if complete:
+            spool.mailbox(number).saw_closed(name)
+        switchboard.ring(number)
+    except Exception:  # nothing is lost: the sweep finds the file as well
+        log.exception("an event about a new file could not be used")
+
+
+if sys.platform == "linux":
+
+    class InotifyWatcher:
+        """One non-recursive inotify watch a mailbox with waiters, kept a minute after the last one. Raises OSError."""
+
+        _MASK = Mask(
+            InotifyConstants.IN_MOVED_TO
+            | InotifyConstants.IN_CREATE
+            | InotifyConstants.IN_CLOSE_WRITE
+            | InotifyConstants.IN_ONLYDIR
+        )
+        _ID = CallbackId(1)
+
+        def __init__(self, spool: Spool, switchboard: Switchboard) -> None:
+            self._spool = spool
+            self._switchboard = switchboard
+            self._lock = threading.Lock()
+            self._watches: dict[str, _MailboxWatch] = {}
+            self._failed: set[str] = set()
+            self._inotify = InotifyFD()
+            self._inotify.start()
+
+        @property
+        def state(self) -> State:
+            return "degraded" if self._failed or not self._inotify.is_alive() else "ok"
+
+        def watch(self, number: str) -> None:
+            with self._lock:
+                known = self._watches.get(number)
+                if known is not None:
+                    known.needed_at = time.monotonic()
+                    return
+                watch = _MailboxWatch(number, self._arrived, self._deleted, self._switchboard.ring_all)
+                try:
+                    watch.descriptor = self._inotify.add_callback(
+                        os.fsencode(self._spool.path("new", number)), self._MASK, watch, self._ID
+                    )
+                    if watch.descriptor == -1:  # what watchdog returns, without a word, when access is denied
+                        self._inotify.remove_callbacks([(watch.descriptor, self._ID)])
+                        raise PermissionError("no access to the mailbox's directory")
+                except OSError as error:
+                    if number not in self._failed:
+                        log.warning("%s can't be watched (%s); new files are noticed within 2 s", number, error)
+                    self._failed.add(number)
+                else:
+                    self._failed.discard(number)
+                    self._watches[number] = watch
+
+        def tend(self, waiting: Collection[str]) -> None:
+            for number in waiting:
+                self.watch(number)
+            with self._lock:
+                self._failed.intersection_update(waiting)
+                past = time.monotonic() - _KEEP_SECONDS
+                for number, watch in list(self._watches.items()):
+                    if watch.needed_at < past:
+                        del self._watches[number]
+                        self._inotify.remove_callbacks([(watch.descriptor, self._ID)])
+
+        def stop(self) -> None:
+            self._inotify.stop()
+            self._inotify.join(1)
+
+        def _arrived(self, number: str, event: "InotifyEvent") -> None:
+            name = os.fsdecode(event.name)
+            linked = event.is_create and name[:16].isdigit() and int(name[:16]) % 16 == self._spool.worker
+            if not linked:  # by this process, which rings by itself
+                _arrived(self._spool, self._switchboard, number, name, event.is_close_write or event.is_moved_to)
+
+        def _deleted(self, number: str, descriptor: "WatchDescriptor") -> None:
+            with self._lock:
+                watch = self._watches.get(number)
+                if watch is not None and watch.descriptor == descriptor:  # and not made again meanwhile
+                    del self._watches[number]
+            self._switchboard.ring(number)
+
+    class _MailboxWatch:
+        """What watchdog calls for one mailbox (its WatchCallback)."""
+
+        descriptor: "WatchDescriptor"
+
+        def __init__(
+            self,
+            number: str,
+            arrived: "Callable[[str, InotifyEvent], None]",
+            deleted: "Callable[[str, WatchDescriptor], None]",
+            overflowed: Callable[[], None],
+        ) -> None:
+            self.needed_at = time.monotonic()
+            self._number, self._arrived, self._deleted, self._overflowed = number, arrived, deleted, overflowed
+
+        def on_event(self, event: "InotifyEvent") -> None:
+            self._arrived(self._number, event)
+
+        def on_watch_deleted(self, wd: "WatchDescriptor") -> None:
+            self._deleted(self._number, wd)
+
+        def on_queue_overflow(self) -> None:
+            self._overflowed()
+
+
+class ObserverWatcher(FileSystemEventHandler):
+    """Watchdog's public Observer on all of new/: for systems without inotify. Raises OSError."""
+
+    def __init__(self, spool: Spool, switchboard: Switchboard) -> None:
+        self._spool = spool
+        self._switchboard = switchboard
+        self._observer = Observer()
+        self._observer.schedule(self, spool.path("new"), recursive=True)
+        self._observer.start()
+
+    @property
+    def state(self) -> State:
+        return "ok" if self._observer.is_alive() else "degraded"
+
+    def watch(self, number: str) -> None:
+        pass
+
+    def tend(self, waiting: Collection[str]) -> None:
+        pass
+
+    def stop(self) -> None:
+        self._observer.stop()
+        self._observer.join(1)
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        if event.is_directory or event.event_type not in ("created", "moved", "closed"):
+            return
+        path = os.fsdecode(event.dest_path or event.src_path)
+        directory, name = os.path.split(path)
+        if os.path.dirname(directory) == self._spool.path("new"):
+            number = os.path.basename(directory)
+            _arrived(self._spool, self._switchboard, number, name, event.event_type != "created")

@@ -1,0 +1,60 @@
+"""The pages and files for people and machines around the protocol: start page, health, version."""
+
+import re
+
+from flask import Blueprint, Response, current_app, render_template, request
+
+import pagermcp
+from pagermcp.web.errors import Refused
+from pagermcp.web.handover import NO_STORE
+from pagermcp.web.health import Health
+from pagermcp.web.mailboxes import answer
+from pagermcp.web.services import services
+
+_HOST = re.compile(r"[A-Za-z0-9.:\[\]-]+")
+
+blueprint = Blueprint("site", __name__)
+
+
+@blueprint.get("/")
+def start() -> Response:
+    """What this is, with commands that work from where the page is read."""
+    page = render_template("start.html", url=own_url(), version=pagermcp.__version__)
+    policy = {
+        "Content-Security-Policy": "default-src 'none'; style-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+    }
+    return Response(page, 200, {**NO_STORE, **policy})
+
+
+@blueprint.get("/healthz")
+def healthz() -> Response:
+    """200 while a page can be written; a watcher that fails makes the relay slower, not ill."""
+    relay = services()
+    health: Health = current_app.extensions["pagermcp.health"]
+    state: dict[str, object] = {"watching": relay.watcher.state, "unreadable_files": relay.spool.unreadable}
+    problem = health.problem()
+    if problem is not None:
+        raise Refused(
+            503,
+            "disk_error",
+            f"the spool can't be written: {problem}",
+            "see the relay's log",
+            retry_after=5,
+            extra=state,
+        )
+    return answer({"status": "ok", **state})
+
+
+@blueprint.get("/version")
+def version() -> Response:
+    return answer({"version": pagermcp.__version__, "build": services().settings.build})
+
+
+def own_url() -> str:
+    """The relay's URL as its operator set it, or else as this client called it. Raises Refused."""
+    configured = services().settings.public_url.rstrip("/")
+    if configured:
+        return configured
+    if not _HOST.fullmatch(request.host):
+        raise Refused(400, "bad_host", "the Host header is not a host name", "call the relay by its name")
+    return f"{request.scheme}://{request.host}"
