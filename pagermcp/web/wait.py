@@ -90,9 +90,9 @@ class Wait:
         """The oldest page that is not too old; None when none comes in time. Raises WaitEnded."""
         until = time.monotonic() + seconds
         while True:
-            self._waiter.about_to_look()
             if self._relay.switchboard.draining or self._gone():
-                raise WaitEnded
+                raise WaitEnded  # before the look, so that a ring goes to the next
+            self._waiter.about_to_look()
             page = self._mailbox.claim(HANDOVER_SECONDS)
             if page is None:
                 if time.monotonic() >= until:

@@ -1,0 +1,184 @@
+"""Live relays for tests: a real process, a free port, a temporary spool, always stopped by its own process id."""
+
+import concurrent.futures
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from pagermcp.address import number_of
+from pagermcp.spool import Spool
+
+REPOSITORY = Path(__file__).parent.parent
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else, or give files away")
+
+_SETTINGS = (
+    "MODE",
+    "HOST",
+    "PORT",
+    "DATA_DIR",
+    "MAX_MESSAGES_PER_MAILBOX",
+    "MAX_MESSAGE_BYTES",
+    "WAIT_TIMEOUT_SECONDS",
+)
+
+
+def new_key() -> str:
+    return str(uuid.uuid4())
+
+
+def number(key: str) -> str:
+    return number_of(uuid.UUID(key))
+
+
+def clean_environment(**settings: object) -> dict[str, str]:
+    """This environment without settings of a relay, and with these."""
+    kept = {k: v for k, v in os.environ.items() if k not in _SETTINGS and not k.startswith("PAGERMCP_")}
+    return {**kept, **{name: str(value) for name, value in settings.items()}}
+
+
+def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """Wait for another process: the condition's first true value. Fails when there is none in time."""
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "what was waited for did not happen"
+        pause.wait(0.005)
+    return value
+
+
+def require(tool: str, package: str) -> str:
+    """The path of an outside tool. Without it the test is skipped, or fails where PAGERMCP_STRICT is set."""
+    path = shutil.which(tool)
+    if path is None:
+        reason = f"{tool} is missing: apt-get install -y {package}"
+        if os.environ.get("PAGERMCP_STRICT"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return path
+
+
+def as_user(user: int, imports: str, script: str) -> list[str]:
+    """A command that runs Python code as another user, who may have no access to where Python itself is."""
+    become = f"import os; os.setgroups([]); os.setgid({user}); os.setuid({user})"
+    return [sys.executable, "-c", f"{imports}\n{become}\n{script}"]
+
+
+class Relay:
+    """A relay in a process of its own."""
+
+    def __init__(self, spool: Path, log: Path, user: int | None = None, **settings: object) -> None:
+        self.spool = spool
+        self.log = log
+        environment = clean_environment(**{"PORT": 0, "DATA_DIR": spool, **settings})
+        with log.open("ab") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pagermcp"]
+                if user is None
+                else as_user(user, "import encodings.idna; from pagermcp.cli import main", "main()"),
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=environment,
+                cwd=REPOSITORY,
+            )
+        assert self.process.stdout is not None
+        self.greeting = self.process.stdout.readline()
+        assert " on http" in self.greeting, f"the relay did not start: {log.read_text()}"
+        self.url = self.greeting.split(" on ")[1].split(",")[0]
+        self.port = int(self.url.rpartition(":")[2])
+        self._threads = concurrent.futures.ThreadPoolExecutor(64)
+
+    def post(self, path: str, data: Any = None, **options: Any) -> requests.Response:
+        return requests.post(self.url + path, data=data, timeout=30, **options)
+
+    def get(self, path: str, **options: Any) -> requests.Response:
+        return requests.get(self.url + path, **{"timeout": 60, **options})
+
+    def notify(self, address: str, data: Any = None, **options: Any) -> requests.Response:
+        if data is None and "json" not in options:
+            data = "hello"
+        headers = {"Authorization": f"Bearer {address}", **options.pop("headers", {})}
+        return self.post("/notify", data, headers=headers, **options)
+
+    def start_waiting(self, key: str, query: str = "") -> "concurrent.futures.Future[requests.Response]":
+        """A request that waits; once this returns the relay knows of it."""
+        waiting = self._threads.submit(self.get, f"/mailboxes/{key}/wait{query}")
+        until(lambda: (self.spool / "new" / number(key)).is_dir() or waiting.done())
+        return waiting
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+    def new(self, key: str) -> Path:
+        return self.spool / "new" / number(key)
+
+    def archived(self, key: str) -> list[Path]:
+        return sorted(self.spool.glob(f"archive/*/{number(key)}/*.json"))
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Stop it; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        code = self.process.wait(20)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._threads.shutdown()
+        return code
+
+
+@pytest.fixture
+def start_relay(tmp_path: Path) -> Iterator[Callable[..., Relay]]:
+    """Start a relay with these settings; all of them stop with the test."""
+    relays: list[Relay] = []
+
+    def start(spool: Path | None = None, **settings: Any) -> Relay:
+        relays.append(Relay(spool or tmp_path / "spool", tmp_path / "log", **settings))
+        return relays[-1]
+
+    yield start
+    for relay in relays:
+        relay.stop(signal.SIGKILL if relay.process.poll() is None else signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
+    """One relay with default settings for all tests of a file, each of which uses mailboxes of its own."""
+    folder = tmp_path_factory.mktemp("relay")
+    relay = Relay(folder / "spool", folder / "log")
+    yield relay
+    assert relay.stop() == 0
+    assert "Traceback" not in relay.log.read_text()
+
+
+@pytest.fixture
+def key() -> str:
+    return new_key()
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that other users can reach, as pytest's own are not; it belongs to nobody."""
+    folder = Path(tempfile.mkdtemp(prefix="pagermcp-"))
+    os.chmod(folder, 0o755)
+    os.chown(folder, NOBODY, NOBODY)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(str(tmp_path / "spool"))

@@ -1,0 +1,114 @@
+"""The spool directory: made, checked, mended."""
+
+import os
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import NOBODY, as_root, as_user, new_key, number
+
+from pagermcp.spool import Spool, SpoolRefused
+from pagermcp.spool.spool import FORMAT, GUIDE
+
+
+def mode(path: str | Path) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def test_a_new_spool_is_for_its_owner_and_explains_itself(tmp_path: Path) -> None:
+    spool = Spool(str(tmp_path / "a" / "spool"))
+    assert Path(spool.path("FORMAT")).read_text() == GUIDE
+    assert GUIDE.startswith(f"{FORMAT}\n")
+    assert set(os.listdir(spool.root)) == {"FORMAT", "new", "leased", "archive", "dead", "tmp"}
+    assert {mode(spool.path(name)) for name in ("", "new", "leased", "archive", "dead", "tmp")} == {0o700}
+    assert mode(spool.path("FORMAT")) == 0o600
+
+
+def test_a_folder_made_before_is_closed_to_others_when_it_becomes_a_spool(tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o755)
+    (tmp_path / ".gitignore").touch()
+    (tmp_path / "README.md").touch()
+    Spool(str(tmp_path))
+    assert mode(tmp_path) == 0o700
+
+
+def test_a_spool_that_its_group_may_read_has_pages_that_its_group_may_read(tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o750)
+    old = os.umask(0o077)
+    try:
+        spool = Spool(str(tmp_path))
+        mailbox = spool.mailbox(number(new_key()))
+        id = mailbox.deliver("{}")
+        page = mailbox.claim(60)
+        assert page is not None
+        mailbox.acknowledge(page.name)
+    finally:
+        os.umask(old)
+    (archived,) = tmp_path.glob(f"archive/*/*/{id}.json")
+    assert mode(archived) == 0o640
+    assert {mode(path) for path in archived.parents[:3]} == {0o750}
+    assert mode(spool.path("new", mailbox.number)) == 0o750
+
+
+@pytest.mark.parametrize("content", ["pagermcp spool 2\n", "", "something else"])
+def test_a_spool_of_another_version_is_refused_and_left_as_it_is(tmp_path: Path, content: str) -> None:
+    (tmp_path / "FORMAT").write_text(content)
+    with pytest.raises(SpoolRefused, match="is not 'pagermcp spool 1'"):
+        Spool(str(tmp_path))
+    assert os.listdir(tmp_path) == ["FORMAT"]
+
+
+def test_an_old_guide_is_brought_up_to_date(spool: Spool) -> None:
+    Path(spool.path("FORMAT")).write_text(f"{FORMAT}\n\nas it was in an older version\n")
+    assert Path(Spool(spool.root).path("FORMAT")).read_text() == GUIDE
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(SpoolRefused, match=r"no FORMAT.*thesis\.tex.*DATA_DIR"):
+        Spool(str(tmp_path))
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_a_file_in_place_of_the_folder_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "spool").touch()
+    with pytest.raises(SpoolRefused) as caught:
+        Spool(str(tmp_path / "spool"))
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / "spool") in str(caught.value)
+
+
+@as_root
+def test_a_spool_of_somebody_else_is_refused_with_owner_own_uid_and_remedy(shared_folder: Path) -> None:
+    spool = Spool(str(shared_folder / "spool"))
+    command = as_user(NOBODY, "from pagermcp.spool import Spool", f"Spool({spool.root!r})")
+    run = subprocess.run(command, capture_output=True, text=True)
+    line = run.stderr.splitlines()[-1]
+    assert f"it belongs to uid 0, the relay runs as 65534): chown -R 65534 {spool.root}" in line
+
+
+def test_left_over_temporary_files_go_after_ten_minutes(spool: Spool) -> None:
+    old, young = Path(spool.path("tmp", "old")), Path(spool.path("tmp", "young"))
+    old.touch()
+    young.touch()
+    os.utime(old, (time.time() - 601,) * 2)
+    spool.recover()
+    assert os.listdir(spool.path("tmp")) == ["young"]
+
+
+def test_a_file_that_was_being_taken_in_is_put_back(spool: Spool) -> None:
+    box = number(new_key())
+    taken = Path(spool.temporary(adopted=(box, "page.json")))
+    taken.write_text('{"from": "a shell"}')
+    os.utime(taken, (time.time() - 60,) * 2)
+    spool.recover()
+    page = spool.mailbox(box).claim(60)
+    assert page is not None
+    assert page.payload == {"from": "a shell"}
+
+
+def test_a_probe_leaves_nothing_behind(spool: Spool) -> None:
+    spool.probe()
+    assert os.listdir(spool.path("tmp")) == []

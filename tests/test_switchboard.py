@@ -1,0 +1,95 @@
+"""Who is woken, and when."""
+
+import threading
+import time
+
+from pagermcp.waking import Switchboard
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_ring_wakes_the_one_that_waited_longest_and_each_next_ring_the_next() -> None:
+    board = Switchboard()
+    waiters = [board.enter("n") for _ in range(3)]
+    other = board.enter("m")
+    board.ring("n")
+    assert [waiter.rung for waiter in waiters] == [True, False, False]
+    board.ring("n")
+    assert [waiter.rung for waiter in waiters] == [True, True, False]
+    assert not other.rung
+
+
+def test_one_that_leaves_without_having_looked_rings_the_next() -> None:
+    board = Switchboard()
+    first, second = board.enter("n"), board.enter("n")
+    board.ring("n")
+    board.leave(first)
+    assert second.rung
+
+
+def test_one_that_leaves_having_looked_rings_nobody() -> None:
+    board = Switchboard()
+    first, second = board.enter("n"), board.enter("n")
+    board.ring("n")
+    first.about_to_look()
+    board.leave(first)
+    assert not second.rung
+
+
+def test_a_ring_between_the_look_and_parking_is_not_lost() -> None:
+    board = Switchboard()
+    waiter = board.enter("n")
+    waiter.about_to_look()
+    board.ring("n")
+    began = time.monotonic()
+    waiter.park(began + 30, never)
+    assert time.monotonic() - began < 10
+
+
+def test_a_ring_ends_parking() -> None:
+    board = Switchboard()
+    waiter = board.enter("n")
+    threading.Timer(0.05, board.ring, ["n"]).start()
+    began = time.monotonic()
+    waiter.park(began + 30, never)
+    assert waiter.rung
+    assert time.monotonic() - began < 10
+
+
+def test_parking_ends_in_time_without_a_ring() -> None:
+    waiter = Switchboard().enter("n")
+    began = time.monotonic()
+    waiter.park(began + 0.05, never)
+    assert time.monotonic() - began >= 0.05
+    assert not waiter.rung
+
+
+def test_parking_ends_when_the_client_went() -> None:
+    waiter = Switchboard().enter("n")
+    began = time.monotonic()
+    waiter.park(began + 60, lambda: True)
+    assert time.monotonic() - began < 5
+
+
+def test_draining_wakes_everybody() -> None:
+    board = Switchboard()
+    waiters = [board.enter(number) for number in "nnnm"]
+    board.drain()
+    assert board.draining
+    assert all(waiter.rung for waiter in waiters)
+
+
+def test_counts_follow_who_comes_and_leaves() -> None:
+    board = Switchboard()
+    one, two = board.enter("n"), board.enter("n")
+    assert (board.waiting("n"), board.waiting("m"), board.numbers()) == (2, 0, ["n"])
+    board.leave(one)
+    board.leave(two)
+    assert (board.waiting("n"), board.numbers()) == (0, [])
+
+
+def test_ringing_a_number_nobody_waits_for_is_fine() -> None:
+    Switchboard().ring("n")
+    Switchboard().ring_all()

@@ -1,0 +1,188 @@
+"""GET /mailboxes/<key>/wait: blocks until there is a page. (What takes long is in test_long_waits.)"""
+
+import concurrent.futures
+import json
+import os
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import requests
+from conftest import Relay, new_key, number, require, until
+
+
+def test_a_page_that_waits_already_is_answered_at_once(relay: Relay, key: str) -> None:
+    id = relay.notify(key, json={"message": "early"}).json()["id"]
+    answer = relay.get(f"/mailboxes/{key}/wait")
+    assert answer.status_code == 200
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.headers["Pager-Id"] == id
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.headers["X-Accel-Buffering"] == "no"
+    assert int(answer.headers["Content-Length"]) == len(answer.content)
+    assert (answer.json()["id"], answer.json()["message"]) == (id, "early")
+
+
+def test_a_blocked_curl_prints_the_page_as_soon_as_it_is_posted(relay: Relay, key: str) -> None:
+    curl = require("curl", "curl")
+    with subprocess.Popen([curl, "-s", f"{relay.url}/mailboxes/{key}/wait"], stdout=subprocess.PIPE) as waiting:
+        until(relay.new(key).is_dir)
+        assert waiting.poll() is None
+        relay.notify(key, json={"JOB_ID": "b", "exit_code": 0})
+        page = json.loads(waiting.communicate(timeout=10)[0])
+    assert (page["JOB_ID"], page["exit_code"]) == ("b", 0)
+    until(lambda: [path.name for path in relay.archived(key)] == [f"{page['id']}.json"])
+
+
+def test_pages_come_oldest_first_one_a_request(relay: Relay, key: str) -> None:
+    for n in range(3):
+        relay.notify(key, json={"n": n})
+    assert [relay.get(f"/mailboxes/{key}/wait").json()["n"] for _ in range(3)] == [0, 1, 2]
+
+
+def test_each_of_many_waiters_gets_a_page_of_its_own(relay: Relay, key: str) -> None:
+    waiting = [relay.start_waiting(key) for _ in range(10)]
+    ids = {relay.notify(key).json()["id"] for _ in range(10)}
+    assert {one.result(20).json()["id"] for one in waiting} == ids
+
+
+def test_several_pages_brought_at_once_wake_as_many_waiters(relay: Relay, key: str, tmp_path: Path) -> None:
+    waiting = [relay.start_waiting(key) for _ in range(5)]
+    for n in range(5):
+        (tmp_path / f"{n}.json").write_text(f'{{"n":{n}}}')
+    subprocess.run(["mv", *tmp_path.glob("?.json"), relay.new(key)], check=True)
+    assert sorted(one.result(20).json()["n"] for one in waiting) == [0, 1, 2, 3, 4]
+
+
+def test_a_claim_never_delays_the_next_wake(relay: Relay, key: str, tmp_path: Path) -> None:
+    """Watchdog's own observer stalls 500 ms after a rename out of a watched folder, which a claim is."""
+    session = requests.Session()
+    pause = 0.005
+    delays = []
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        session.get(f"{relay.url}/version")
+        relay.notify(key)
+        session.get(f"{relay.url}/mailboxes/{key}/wait")
+        for n in range(100):
+            waiting = thread.submit(session.get, f"{relay.url}/mailboxes/{key}/wait", timeout=30)
+            (tmp_path / "page.json").write_text(f'{{"n":{n}}}')
+            concurrent.futures.wait([waiting], pause)  # the next comes 5 ms after the last was taken
+            began = time.monotonic()
+            os.rename(tmp_path / "page.json", relay.new(key) / f"page-{n}.json")
+            assert waiting.result(30).json()["n"] == n
+            delays.append(time.monotonic() - began)
+    session.close()
+    assert sum(delay > 0.4 for delay in delays) <= 5, sorted(delays)[-10:]
+
+
+def test_pages_older_than_max_age_seconds_are_archived_and_not_delivered(relay: Relay, key: str) -> None:
+    relay.new(key).mkdir()
+    old = time.time() - 900
+    page = {"created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(old)), "payload": {"old": True}}
+    (relay.new(key) / f"{int(old * 1e6)}.json").write_text(json.dumps(page))
+    waiting = relay.start_waiting(key, "?max_age_seconds=600")
+    (path,) = until(lambda: relay.archived(key))
+    assert path.name == f"{int(old * 1e6)}.expired.json"
+    assert not waiting.done()
+    relay.notify(key, json={"old": False})
+    assert waiting.result(10).json()["old"] is False
+
+
+def test_a_page_younger_than_max_age_seconds_is_delivered(relay: Relay, key: str) -> None:
+    relay.notify(key)
+    assert relay.get(f"/mailboxes/{key}/wait?max_age_seconds=0").status_code == 200
+
+
+@pytest.mark.parametrize("query", ["x", "", "-1", "nan", "1&max_age_seconds=2"])
+def test_a_max_age_that_is_no_number_of_seconds_is_400(relay: Relay, key: str, query: str) -> None:
+    answer = relay.get(f"/mailboxes/{key}/wait?max_age_seconds={query}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_parameter")
+
+
+def test_head_takes_no_page(relay: Relay, key: str) -> None:
+    relay.notify(key)
+    assert requests.head(f"{relay.url}/mailboxes/{key}/wait", timeout=10).status_code == 405
+    assert len(list(relay.new(key).iterdir())) == 1
+
+
+def test_with_a_timeout_set_a_wait_ends_with_408(start_relay: Callable[..., Relay], key: str) -> None:
+    relay = start_relay(WAIT_TIMEOUT_SECONDS=0.5)
+    began = time.monotonic()
+    answer = relay.get(f"/mailboxes/{key}/wait")
+    assert 0.5 <= time.monotonic() - began < 5
+    assert (answer.status_code, answer.json()["error"]["code"]) == (408, "timeout")
+    relay.notify(key)
+    assert relay.get(f"/mailboxes/{key}/wait").status_code == 200
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "half-close"])
+def test_a_client_that_went_takes_no_page(relay: Relay, key: str, how: str) -> None:
+    gone = relay.connect()
+    gone.sendall(f"GET /mailboxes/{key}/wait HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    until(relay.new(key).is_dir)
+    if how == "half-close":
+        gone.shutdown(socket.SHUT_WR)
+        assert gone.recv(1000) == b""
+    if how == "reset":
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    gone.close()
+    waiting = relay.start_waiting(key)
+    id = relay.notify(key).json()["id"]
+    assert waiting.result(10).json()["id"] == id
+
+
+def test_more_waits_than_places_are_503_and_posts_still_get_through(start_relay: Callable[..., Relay]) -> None:
+    relay = start_relay()
+    connections = []
+    try:
+        for n in range(500):
+            connections.append(relay.connect())
+            connections[-1].sendall(f"GET /mailboxes/{new_key()}/wait HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            if n % 50 == 49:
+                until(lambda n=n: len(list((relay.spool / "new").iterdir())) == n + 1)
+        refused = relay.get(f"/mailboxes/{new_key()}/wait")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_waits")
+        assert int(refused.headers["Retry-After"]) > 0
+        assert relay.notify(new_key()).status_code == 202
+        assert relay.get("/healthz").status_code == 200
+    finally:
+        for connection in connections:
+            connection.close()
+    until(lambda: _answers(relay))
+
+
+def _answers(relay: Relay) -> bool:
+    """True when a place for waiting is free again."""
+    key = new_key()
+    relay.notify(key)
+    return relay.get(f"/mailboxes/{key}/wait").status_code == 200
+
+
+def test_a_wait_answers_under_another_server_too(tmp_path: Path, key: str) -> None:
+    """The application alone, as any WSGI server would call it."""
+    import threading
+
+    from pagermcp.settings import Settings
+    from pagermcp.spool import Spool
+    from pagermcp.waking import Switchboard, make_watcher
+    from pagermcp.web import create_app
+    from pagermcp.web.services import Services
+
+    spool, switchboard = Spool(str(tmp_path / "spool")), Switchboard()
+    watcher = make_watcher("off", spool, switchboard)
+    places = threading.Semaphore(5), threading.Semaphore(5)
+    client = create_app(Services(Settings(), spool, switchboard, watcher, *places)).test_client()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(client.get, f"/mailboxes/{key}/wait")
+        until(lambda: switchboard.waiting(number(key)))
+        accepted = client.post("/notify", data="hi", headers={"Authorization": key})
+        assert accepted.json is not None
+        assert accepted.json["waiters"] == 1
+        with waiting.result(10) as answer:
+            assert answer.json is not None
+            assert answer.json["message"] == "hi"
+    assert switchboard.numbers() == []
