@@ -65,8 +65,8 @@ def test_any_other_name_is_not_a_pages(file: str) -> None:
 
 
 def test_names_sort_by_age_as_with_ls() -> None:
-    names = [PageName("0000000000000009", 1), PageName("0000000000000010", 2), PageName("0000000000000010", 11)]
-    assert sorted(names[::-1]) == names
+    oldest, young, younger = PageName("0" * 15 + "9", 1), PageName("0" * 14 + "10", 2), PageName("0" * 14 + "10", 11)
+    assert sorted([younger, oldest, young]) == [oldest, young, younger]
 
 
 @pytest.mark.parametrize(

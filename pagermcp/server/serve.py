@@ -124,8 +124,9 @@ class Server:
         stop = threading.Event()
 
         def on_signal(number: int, frame: object) -> None:
-            stop.set()  # nothing that takes a lock: this interrupts the main thread anywhere
-            self._listeners[0].pull_trigger()
+            if not stop.is_set():  # nothing that takes a lock: this interrupts the main thread anywhere
+                stop.set()
+                self._listeners[0].pull_trigger()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)

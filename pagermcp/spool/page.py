@@ -89,7 +89,8 @@ def parse_payload(text: str, depth: int = MAX_DEPTH) -> dict[str, Any]:
     try:
         payload = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
-        raise BadPage(f"not JSON: {error.msg.removesuffix(' at')} at line {error.lineno} column {error.colno}") from None
+        place = f"line {error.lineno} column {error.colno}"
+        raise BadPage(f"not JSON: {error.msg.removesuffix(' at')} at {place}") from None
     except RecursionError:
         raise BadPage(f"nested deeper than {depth} levels") from None
     except BadPage:

@@ -1,0 +1,61 @@
+"""The README's commands are run as they stand, from the top to the bottom, in an empty folder."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+from conftest import REPOSITORY, Relay, clean_environment, require, until
+
+BLOCKS: list[str] = re.findall(r"^```sh\n(.*?)^```", (REPOSITORY / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_the_two_commands_it_asks_for_are_serve_and_test() -> None:
+    assert [block for block in BLOCKS if "./dev" in block] == ["./dev serve\n", "./dev test\n"]
+
+
+def test_every_other_command_works(relay: Relay, tmp_path: Path) -> None:
+    require("curl", "curl")
+    (tmp_path / "spool").symlink_to(relay.spool)
+
+    def start(block: str) -> "subprocess.Popen[str]":
+        script = block.replace("localhost:8080", f"localhost:{relay.port}")
+        return subprocess.Popen(
+            ["bash", "-euc", script],
+            cwd=tmp_path,
+            env=clean_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(block: str) -> str:
+        with start(block) as process:
+            output, errors = process.communicate(timeout=30)
+        assert process.returncode == 0, errors
+        return output
+
+    wait, page, archive, number, by_header, by_path, by_mv, read, cat = (b for b in BLOCKS if "./dev" not in b)
+    with start(wait) as waiting:
+        until((tmp_path / ".pager_session").exists)
+        until(lambda: list(relay.spool.glob("new/*")))
+        assert '"accepted":true' in run(page)
+        assert '"message":"make is done"' in waiting.communicate(timeout=30)[0]
+    assert oct((tmp_path / ".pager_session").stat().st_mode)[-3:] == "600"
+    until(lambda: relay.spool.glob("archive/*/*/*.json"))
+    assert "make is done" in run(archive)
+    (mailbox,) = relay.spool.glob("new/*")
+    assert run(number) == f"page me at {mailbox.name}\n"
+    assert json.loads(run(by_header))["queued"] == 1
+    assert json.loads(run(by_path))["queued"] == 2
+    assert run(by_mv) == ""
+    assert len(list(mailbox.iterdir())) == 3
+
+    # the block looks and takes three: they are two texts, and the page that was moved in
+    looked, consumed, waited, last = run(read).splitlines()
+    assert [page["message"] for page in json.loads(looked)["messages"][:2]] == ["build done"] * 2
+    assert json.loads(consumed)["message"]["message"] == "build done"
+    assert json.loads(waited)["message"] == "build done"
+    assert json.loads(last)["message"] == "moved in"
+    until(lambda: not list(relay.spool.glob("leased/*/*")))
+    assert json.loads(run(cat))["payload"] == {"message": "moved in"}
