@@ -5,6 +5,7 @@ the order of steps, or end the process at one, without a mock (`sys.addaudithook
 """
 
 import contextlib
+import errno
 import os
 import stat
 import sys
@@ -35,14 +36,16 @@ def write(path: str, content: bytes, mode: int) -> None:
 def read(path: str, limit: int) -> tuple[bytes, os.stat_result]:
     """At most `limit` bytes of a regular file, and its status. Raises OSError, also for anything but a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | NOT_FOLLOWED)
-    with open(descriptor, "rb", buffering=0) as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"not a regular file: {path}")
-        chunks = bytearray()
-        while len(chunks) < limit and (chunk := file.read(limit - len(chunks))):
-            chunks += chunk
-        return bytes(chunks), status
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        content = bytearray()
+        while len(content) < limit and (chunk := os.read(descriptor, limit - len(content))):
+            content += chunk
+        return bytes(content), status
+    finally:
+        os.close(descriptor)
 
 
 def link(source: str, target: str) -> None:
@@ -59,9 +62,9 @@ def move(source: str, target: str, mode: int) -> bool:
     try:
         os.rename(source, target)
     except FileNotFoundError:
-        directory = os.path.dirname(target)
-        if os.path.isdir(directory):
+        if not os.path.lexists(source):  # ask for that: the directory may have been made by another thread just now
             return False
+        directory = os.path.dirname(target)
         make_directory(os.path.dirname(directory), mode)
         make_directory(directory, mode)
         return move(source, target, mode)
