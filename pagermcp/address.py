@@ -11,6 +11,7 @@ import uuid
 NUMBER_VERSION = 8
 _PREFIX = b"pagermcp number 1:"
 _ANY_UUID = re.compile(r"(?:[0-9a-fA-F]-*){31}[0-9a-fA-F]")
+_FORM = re.compile(rf"\s*(?:urn:uuid:)?\{{?-*{_ANY_UUID.pattern}-*\}}?\s*")
 
 
 class InvalidAddress(ValueError):
@@ -18,11 +19,12 @@ class InvalidAddress(ValueError):
 
 
 def parse(text: str) -> uuid.UUID:
-    """Read a key or number in any form that `uuid.UUID` accepts; raises InvalidAddress."""
-    try:
-        return uuid.UUID(text.strip())
-    except ValueError:
-        raise InvalidAddress("not a UUID") from None
+    """Read a key or number in any usual form, with or without hyphens, braces or `urn:uuid:`; raises InvalidAddress.
+
+    What `uuid.UUID` takes besides (digits of other scripts, prefixes in the middle) `redact` would not find."""
+    if not _FORM.fullmatch(text):
+        raise InvalidAddress("not a UUID")
+    return uuid.UUID(text.strip())
 
 
 def is_number(address: uuid.UUID) -> bool:

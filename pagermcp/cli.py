@@ -21,14 +21,15 @@ def main(context: click.Context) -> None:
 
     Without a command it does what MODE says: serve."""
     if context.invoked_subcommand is None:
+        mode = os.environ.get("MODE") or "server"
+        if mode != "server":
+            raise _WrongSetting(f"MODE={mode!r}: must be server")
         _serve({})
 
 
 def _setting_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for field in reversed(dataclasses.fields(Settings)):
         rule = field.metadata
-        if field.name == "mode":
-            continue
         default = f"; default {field.default}" if field.default != "" else ""
         function = click.option(
             f"--{field.name.replace('_', '-')}",

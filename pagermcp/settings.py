@@ -27,7 +27,6 @@ def _setting(
 class Settings:
     """What an operator may change. Sizes in bytes, times in seconds."""
 
-    mode: str = _setting("server", "MODE", "What a bare `pagermcp` does (the container's switch).", choices=("server",))
     host: str = _setting(
         "127.0.0.1", "HOST", "Address to listen on; 0.0.0.0 for every network, behind a proxy with TLS."
     )

@@ -122,13 +122,35 @@ def test_what_is_no_json_goes_to_dead_with_the_reason(
     assert why.with_suffix(".json").read_bytes() == raw
 
 
+def test_a_reason_is_written_whatever_the_name_and_names_no_key(spool: Spool, mailbox: Mailbox, key: str) -> None:
+    for name in (b"\xff.json", f"{key}.json".encode()):
+        path = os.path.join(os.fsencode(spool.path("new", mailbox.number)), name)
+        with open(path, "wb") as file:
+            file.write(b"not json")
+        os.utime(path, (time.time() - 60,) * 2)
+    assert taken(mailbox) == []
+    reasons = "".join(path.read_text() for path in Path(spool.path("dead")).glob(f"*/{mailbox.number}/*.why"))
+    assert "\\udcff.json: not JSON" in reasons
+    assert f"{number(key)}.json: not JSON" in reasons
+
+
+def test_a_uuid_in_the_payload_is_taken_out_as_it_is_when_posted(spool: Spool, mailbox: Mailbox, key: str) -> None:
+    bring(spool, mailbox, "page.json", f'{{"uuid":"{key}","message":"hi"}}')
+    assert taken(mailbox) == [{"message": "hi"}]
+
+
+def test_a_copy_of_an_expired_page_is_that_page(spool: Spool, mailbox: Mailbox) -> None:
+    bring(spool, mailbox, "1795966550281088.expired.json", page_line('{"n":1}', now()))
+    assert taken(mailbox) == [{"n": 1}]
+
+
 def test_a_byte_order_mark_is_forgiven(spool: Spool, mailbox: Mailbox) -> None:
     bring(spool, mailbox, "windows.json", b'\xef\xbb\xbf{"a":1}')
     assert taken(mailbox) == [{"a": 1}]
 
 
 def test_symlinks_pipes_and_folders_are_left_and_counted_and_hold_up_nobody(
-    spool: Spool, mailbox: Mailbox, tmp_path: Path
+    spool: Spool, mailbox: Mailbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = tmp_path / "secret.json"
     secret.write_text('{"secret":1}')
@@ -140,6 +162,8 @@ def test_symlinks_pipes_and_folders_are_left_and_counted_and_hold_up_nobody(
     bring(spool, mailbox, "good.json", '{"good":true}')
     assert taken(mailbox) == [{"good": True}]
     assert spool.unreadable == 4
+    taken(mailbox)
+    assert len(caplog.messages) == 4  # each is said once
     assert secret.exists()
     for path in ("link.json", "1000000000000000.json", "pipe.json"):
         (folder / path).unlink()

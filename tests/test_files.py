@@ -35,6 +35,22 @@ def test_moving_what_is_gone_says_so(tmp_path: Path) -> None:
     assert not files.move(str(tmp_path / "gone"), str(tmp_path / "a" / "b"), 0o700)
 
 
+def test_moving_behind_a_dangling_symlink_fails_and_does_not_try_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError):
+        files.move(str(tmp_path / "file"), str(tmp_path / "folder" / "file"), 0o700)
+
+
+def test_putting_back_never_goes_over_what_has_come_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "box").mkdir()
+    (tmp_path / "taken").write_text("first")
+    (tmp_path / "box" / "page.json").write_text("second")
+    files.put_back(str(tmp_path / "taken"), str(tmp_path / "box" / "page.json"), 0o700)
+    assert sorted(path.read_text() for path in (tmp_path / "box").iterdir()) == ["first", "second"]
+    assert not (tmp_path / "taken").exists()
+
+
 def test_reading_stops_at_the_limit_and_refuses_what_is_no_regular_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"0123456789")
     assert files.read(str(tmp_path / "file"), 4)[0] == b"0123"

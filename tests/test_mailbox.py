@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,15 @@ from pagermcp.spool import DeliveredMaybe, Mailbox, MailboxFull, Spool, SpoolFul
 from pagermcp.spool.page import PageName, now, page_line
 
 steps: list[tuple[str, str]] | None = None
-fail: tuple[str, str] | None = None  # a step and the end of its path, which then fails with EIO
-before_failing: Any = None
+action: tuple[str, str, Callable[[], Any]] | None = None  # a step, a part of its path, and what happens just before it
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "pagermcp.file" and steps is not None:
         step, path = arguments
         steps.append((step, path))
-        if fail is not None and step == fail[0] and fail[1] in path:
-            if before_failing:
-                before_failing()
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if action is not None and step == action[0] and action[1] in path:
+            action[2]()
 
 
 sys.addaudithook(_hook)  # there is no way to remove one, so there is one for the whole file
@@ -36,15 +33,24 @@ sys.addaudithook(_hook)  # there is no way to remove one, so there is one for th
 @pytest.fixture
 def recorded() -> Iterator[list[tuple[str, str]]]:
     """The steps that the file layer takes during the test."""
-    global steps, fail, before_failing
+    global steps, action
     steps = []
     yield steps
-    steps = fail = before_failing = None
+    steps = action = None
 
 
-def make_fail(step: str, path: str, first: Any = None) -> None:
-    global fail, before_failing
-    fail, before_failing = (step, path), first
+def before(step: str, path: str, act: Callable[[], Any]) -> None:
+    """Do something just before a step; to raise an OSError there makes it fail."""
+    global action
+    action = (step, path, act)
+
+
+def make_fail(step: str, path: str, first: Callable[[], Any] = lambda: None) -> None:
+    def act() -> None:
+        first()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    before(step, path, act)
 
 
 @pytest.fixture
@@ -63,10 +69,14 @@ def where(spool: Spool, mailbox: Mailbox) -> dict[str, list[str]]:
     return found
 
 
-def put(spool: Spool, mailbox: Mailbox, state: str, file: str, payload: str = '{"n":1}') -> Path:
+def put(spool: Spool, mailbox: Mailbox, state: str, file: str, same_as: Path | None = None) -> Path:
+    """A page's file; with `same_as` a second name of that one, as an unclean stop can leave it."""
     path = Path(spool.path(state, mailbox.number, file))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(page_line(payload, now()))
+    if same_as:
+        path.hardlink_to(same_as)
+    else:
+        path.write_bytes(page_line('{"n":1}', now()))
     return path
 
 
@@ -120,6 +130,18 @@ def test_ids_rise_when_the_clock_goes_back(mailbox: Mailbox, monkeypatch: pytest
     back = time.time_ns() - 3600 * 10**9
     monkeypatch.setattr(time, "time_ns", lambda: back)
     assert mailbox.deliver("{}") > first
+
+
+def test_pages_come_through_after_the_clock_was_days_ahead_and_is_corrected(
+    spool: Spool, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = time.time_ns() + 3 * 86400 * 10**9
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: ahead)
+        first = mailbox.deliver("{}")
+    later = mailbox.deliver("{}")
+    assert later > first
+    assert [page and page.id for page in (mailbox.claim(60), mailbox.claim(60))] == [first, later]
 
 
 def test_ids_rise_across_a_restart_even_when_all_pages_are_archived(
@@ -220,6 +242,27 @@ def test_a_page_that_was_taken_before_it_could_be_withdrawn_is_delivered_maybe(
     with pytest.raises(DeliveredMaybe):
         mailbox.deliver("{}")
     assert list(where(spool, mailbox)) == ["leased"]
+
+
+def test_a_mailbox_that_somebody_else_makes_at_the_same_moment_takes_the_page(
+    spool: Spool, mailbox: Mailbox, recorded: list[tuple[str, str]]
+) -> None:
+    os.rmdir(spool.path("new", mailbox.number))
+    before("mkdir", mailbox.number, lambda: os.mkdir(spool.path("new", mailbox.number)))
+    assert len(mailbox.deliver("{}")) == 16
+
+
+def test_a_file_brought_by_a_shell_is_one_page_even_when_the_disk_fails_as_it_is_delivered(
+    spool: Spool, mailbox: Mailbox, recorded: list[tuple[str, str]]
+) -> None:
+    path = Path(spool.path("new", mailbox.number, "page.json"))
+    path.write_text("{}")
+    os.utime(path, (time.time() - 60,) * 2)
+    reader = Spool(spool.root).mailbox(mailbox.number)
+    make_fail("fsync directory", mailbox.number, lambda: reader.claim(60))
+    mailbox.claim(60)
+    assert list(where(spool, mailbox)) == ["leased"]
+    assert os.listdir(spool.path("tmp")) == []
 
 
 def test_a_mailbox_removed_by_hand_is_made_again(spool: Spool, mailbox: Mailbox) -> None:
@@ -391,10 +434,11 @@ def test_the_later_state_of_a_page_that_is_there_twice_stays(
     spool: Spool, mailbox: Mailbox, files: dict[str, str], stays: dict[str, list[str]]
 ) -> None:
     id, day = microseconds(), f"{now():%Y-%m-%d}"
+    path = None
     for state, file in files.items():
-        path = put(spool, mailbox, state.format(day=day), file.format(id=id))
-        if state == "leased":
-            os.utime(path, (time.time() + 600,) * 2)
+        path = put(spool, mailbox, state.format(day=day), file.format(id=id), same_as=path)
+    assert path is not None
+    os.utime(path, (time.time() + 600,) * 2)  # if it is leased, that is when the lease ends
     other = put(spool, mailbox, "new", f"{microseconds()}.json")
     again = reopened(spool)
     found = where(again, again.mailbox(mailbox.number))
@@ -406,7 +450,33 @@ def test_the_later_state_of_a_page_that_is_there_twice_stays(
 
 def test_a_page_archived_in_the_last_days_is_found_again_by_recovery(spool: Spool, mailbox: Mailbox) -> None:
     id = microseconds(ago=2 * 86400)
+    waiting = put(spool, mailbox, "new", f"{id}.json")
+    yesterday = time.strftime("%Y-%m-%d", time.gmtime(time.time() - 86400))
+    put(spool, mailbox, f"archive/{yesterday}", f"{id}.json", same_as=waiting)
+    assert reopened(spool).mailbox(mailbox.number).claim(60) is None
+
+
+def test_a_page_that_somebody_copied_back_from_the_archive_waits_again_after_a_restart_too(
+    spool: Spool, mailbox: Mailbox
+) -> None:
+    id = microseconds()
+    put(spool, mailbox, f"archive/{now():%Y-%m-%d}", f"{id}.json")
     put(spool, mailbox, "new", f"{id}.json")
-    put(spool, mailbox, f"archive/{time.strftime('%Y-%m-%d', time.gmtime(time.time() - 86400))}", f"{id}.json")
-    again = reopened(spool)
-    assert again.mailbox(mailbox.number).claim(60) is None
+    page = reopened(spool).mailbox(mailbox.number).claim(60)
+    assert page is not None
+    assert page.id == id
+
+
+@pytest.mark.parametrize(
+    "file", ["zz-notes.txt", "2222222222222222.json", "9999999999999999.json", "١٧٩٥٩٦٦٥٥٠٢٨١٠٨٨.json"]
+)
+def test_strange_files_in_the_archive_do_not_disturb_a_mailbox(spool: Spool, mailbox: Mailbox, file: str) -> None:
+    put(spool, mailbox, f"archive/{now():%Y-%m-%d}", file)
+    Path(spool.path("archive", "old.tar.gz")).touch()
+    Path(spool.path("dead", "2020-01-01")).touch()
+    again = reopened(spool).mailbox(mailbox.number)
+    id = again.deliver("{}")
+    assert abs(int(id) / 1e6 - time.time()) < 60
+    page = again.claim(60)
+    assert page is not None
+    assert page.id == id

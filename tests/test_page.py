@@ -114,6 +114,7 @@ def test_many_brackets_in_strings_or_side_by_side_are_no_nesting() -> None:
         (b'{"payload":{}}', "no created_at"),
         (b'{"created_at":"today","payload":{}}', "created_at is not a time"),
         (b'{"created_at":5,"payload":{}}', "created_at is not a time"),
+        (b'{"created_at":"0001-01-01T00:00:00+23:59","payload":{}}', "created_at is not a time"),
         (b'{"created_at":"2026-01-01T00:00:00","payload":{}}', "no time zone"),
         (b'{"created_at":"2026-01-01T00:00:00Z","payload":[]}', "no object"),
         (b'{"created_at":"\xff","payload":{}}', "not UTF-8 at byte 15"),

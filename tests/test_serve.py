@@ -145,11 +145,16 @@ def test_a_folder_that_cannot_be_a_spool_is_one_line(tmp_path: Path) -> None:
 
 
 def test_it_serves_on_both_kinds_of_localhost_and_on_ipv6(start_relay: Callable[..., Relay], tmp_path: Path) -> None:
-    for host, url in (("localhost", "http://localhost:"), ("::1", "http://[::1]:")):
-        relay = start_relay(tmp_path / host.strip(":"), HOST=host)
+    for host, url in (("localhost", "http://localhost:"), ("::1", "http://[::1]:"), ("[::1]", "http://[::1]:")):
+        relay = start_relay(tmp_path / f"spool at {host}", HOST=host)
         assert relay.url.startswith(url)
         assert relay.get("/healthz").status_code == 200
         assert relay.stop() == 0
+
+
+def test_mode_says_what_a_bare_command_does_and_nothing_else(start_relay: Callable[..., Relay], tmp_path: Path) -> None:
+    assert start_relay(MODE="server").get("/version").status_code == 200
+    assert run("--version", MODE="client").returncode == 0
 
 
 def test_help_names_every_setting_with_its_reason() -> None:
@@ -159,9 +164,8 @@ def test_help_names_every_setting_with_its_reason() -> None:
 
     text = " ".join(run("serve", "--help").stdout.split())
     for field in dataclasses.fields(Settings):
-        if field.name != "mode":
-            assert field.metadata["variable"] in text
-            assert " ".join(field.metadata["reason"].split()) in text
+        assert field.metadata["variable"] in text
+        assert " ".join(field.metadata["reason"].split()) in text
     assert "pagermcp serve --port 8081" in text
 
 

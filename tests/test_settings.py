@@ -38,6 +38,7 @@ def test_a_setting_cannot_be_changed_later() -> None:
 
 def test_the_readme_lists_every_setting_with_its_default() -> None:
     readme = (REPOSITORY / "README.md").read_text()
+    assert "| `MODE` | `server` |" in readme
     for field in dataclasses.fields(Settings):
         default = f"`{field.default}`" if field.default != "" else ""
         assert f"| `{field.metadata['variable']}` | {default} |".replace("|  |", "| |") in readme

@@ -54,9 +54,10 @@ def test_an_unknown_address_is_404_or_405_in_the_usual_form_and_never_a_redirect
     ("request_bytes", "status", "code"),
     [
         (b"nonsense\r\n\r\n", 400, "bad_request"),
+        (b"GET http://[::1/ HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_request"),
         (b"GET / HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n", 400, "bad_request"),
         (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20000 + b"\r\n\r\n", 431, "request_header_fields_too_large"),
-        (b"POST /notify HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n", 413, "request_entity_too_large"),
+        (b"POST /notify HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n", 413, "too_large"),
         (b"POST /notify HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400, "bad_request"),
         (b"POST /notify HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 501, "not_implemented"),
     ],

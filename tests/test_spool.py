@@ -3,7 +3,9 @@
 import os
 import stat
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,43 @@ def test_a_file_that_was_being_taken_in_is_put_back(spool: Spool) -> None:
     page = spool.mailbox(box).claim(60)
     assert page is not None
     assert page.payload == {"from": "a shell"}
+
+
+def test_a_spool_may_be_a_symlink_to_another_disk(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "spool").symlink_to(tmp_path / "disk")
+    spool = Spool(str(tmp_path / "spool"))
+    assert spool.root == str(tmp_path / "disk")
+
+
+def test_a_spool_spread_over_disks_is_refused(spool: Spool, shared_memory: Path) -> None:
+    os.rmdir(spool.path("archive"))
+    os.symlink(shared_memory, spool.path("archive"))
+    with pytest.raises(SpoolRefused, match="archive is on another disk"):
+        Spool(spool.root)
+
+
+@pytest.fixture
+def shared_memory() -> Iterator[Path]:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("there is no second file system at /dev/shm")
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    yield folder
+    folder.rmdir()
+
+
+def test_a_spool_that_was_only_half_made_is_made_whole(tmp_path: Path) -> None:
+    for name in ("new", "leased", "tmp"):
+        (tmp_path / name).mkdir()
+    Spool(str(tmp_path))
+    assert (tmp_path / "FORMAT").exists()
+
+
+def test_strange_things_in_tmp_do_not_keep_it_from_opening(spool: Spool) -> None:
+    os.mkdir(spool.path("tmp", "folder"))
+    os.utime(spool.path("tmp", "folder"), (0, 0))
+    Path(spool.path("tmp", "adopt-x")).touch()
+    spool.recover()
 
 
 def test_a_probe_leaves_nothing_behind(spool: Spool) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,12 @@ from pathlib import Path
 import pytest
 import requests
 from conftest import Relay, new_key, number, require, until
+
+from pagermcp.settings import Settings
+from pagermcp.spool import Spool
+from pagermcp.waking import Switchboard, make_watcher
+from pagermcp.web import create_app
+from pagermcp.web.services import Services
 
 
 def test_a_page_that_waits_already_is_answered_at_once(relay: Relay, key: str) -> None:
@@ -105,7 +112,8 @@ def test_a_max_age_that_is_no_number_of_seconds_is_400(relay: Relay, key: str, q
 
 def test_head_takes_no_page(relay: Relay, key: str) -> None:
     relay.notify(key)
-    assert requests.head(f"{relay.url}/mailboxes/{key}/wait", timeout=10).status_code == 405
+    answer = requests.head(f"{relay.url}/mailboxes/{key}/wait", timeout=10)
+    assert (answer.status_code, answer.headers["Allow"]) == (405, "GET")
     assert len(list(relay.new(key).iterdir())) == 1
 
 
@@ -162,20 +170,17 @@ def _answers(relay: Relay) -> bool:
     return relay.get(f"/mailboxes/{key}/wait").status_code == 200
 
 
-def test_a_wait_answers_under_another_server_too(tmp_path: Path, key: str) -> None:
-    """The application alone, as any WSGI server would call it."""
-    import threading
-
-    from pagermcp.settings import Settings
-    from pagermcp.spool import Spool
-    from pagermcp.waking import Switchboard, make_watcher
-    from pagermcp.web import create_app
-    from pagermcp.web.services import Services
-
-    spool, switchboard = Spool(str(tmp_path / "spool")), Switchboard()
+@pytest.fixture
+def services(spool: Spool) -> Services:
+    """What an application needs, without a server and without watching."""
+    switchboard = Switchboard()
     watcher = make_watcher("off", spool, switchboard)
-    places = threading.Semaphore(5), threading.Semaphore(5)
-    client = create_app(Services(Settings(), spool, switchboard, watcher, *places)).test_client()
+    return Services(Settings(), spool, switchboard, watcher, threading.Semaphore(1), threading.Semaphore(1))
+
+
+def test_a_wait_answers_under_another_server_too(services: Services, key: str) -> None:
+    """The application alone, as any WSGI server would call it."""
+    switchboard, client = services.switchboard, create_app(services).test_client()
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(client.get, f"/mailboxes/{key}/wait")
         until(lambda: switchboard.waiting(number(key)))
@@ -186,3 +191,46 @@ def test_a_wait_answers_under_another_server_too(tmp_path: Path, key: str) -> No
             assert answer.json is not None
             assert answer.json["message"] == "hi"
     assert switchboard.numbers() == []
+
+
+def test_a_stop_that_comes_just_before_the_look_is_not_missed(services: Services, key: str) -> None:
+    def stop_now() -> bool:
+        services.switchboard.drain()
+        return False
+
+    client = create_app(services).test_client()
+    began = time.monotonic()
+    answer = client.get(f"/mailboxes/{key}/wait", environ_overrides={"waitress.client_disconnected": stop_now})
+    assert answer.status_code == 503
+    assert time.monotonic() - began < 10
+
+
+def test_a_wait_whose_page_cannot_be_given_back_still_gives_back_its_place(
+    services: Services, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = create_app(services).test_client()
+    client.post("/notify", data="hi", headers={"Authorization": key})
+    answer = client.get(f"/mailboxes/{key}/wait")  # not read: as if the client had gone
+
+    def fail(name: object) -> bool:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(services.spool.mailbox(number(key)), "release", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            answer.close()
+    assert services.switchboard.numbers() == []
+    assert services.waits.acquire(blocking=False)
+
+
+def test_without_watching_one_look_wakes_as_many_waiters_as_there_are_pages(
+    start_relay: Callable[..., Relay], key: str, tmp_path: Path
+) -> None:
+    relay = start_relay(PAGERMCP_WATCH="off")
+    waiting = [relay.start_waiting(key) for _ in range(5)]
+    began = time.monotonic()
+    for n in range(5):
+        (tmp_path / f"{n}.json").write_text(f'{{"n":{n}}}')
+    subprocess.run(["mv", *tmp_path.glob("?.json"), relay.new(key)], check=True)
+    assert sorted(one.result(20).json()["n"] for one in waiting) == [0, 1, 2, 3, 4]
+    assert time.monotonic() - began < 6  # and not 2 s for each

@@ -112,6 +112,15 @@ class TestInotify:
         until(sentinel_rung)
         assert not rung()
 
+    @pytest.mark.parametrize("name", ["²", "16", "1" * 300, "0000000000000016.json"])
+    def test_no_file_name_ends_watching(
+        self, spool: Spool, switchboard: Switchboard, watcher: Watcher, name: str
+    ) -> None:
+        box, rung = waiting(spool, switchboard, watcher)
+        Path(spool.path("new", box, name[:250])).write_text("{}")
+        until(rung)
+        assert watcher.state == "ok"
+
     def test_a_claim_causes_no_event(self, spool: Spool, switchboard: Switchboard, watcher: Watcher) -> None:
         box, rung = waiting(spool, switchboard, watcher)
         spool.mailbox(box).deliver("{}")
@@ -220,4 +229,6 @@ def test_a_relay_with_the_portable_observer_wakes_too(
     held = relay.start_waiting(key)
     (tmp_path / "page.json").write_text('{"from":"mv"}')
     subprocess.run(["mv", tmp_path / "page.json", relay.new(key)], check=True)
+    began = time.monotonic()
     assert held.result(15).json()["from"] == "mv"
+    assert time.monotonic() - began < 3  # it can't see that the file is complete, and waits until nobody writes to it

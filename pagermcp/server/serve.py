@@ -4,7 +4,9 @@ Ours are the limits, errors in the relay's own form, a log without keys, noticin
 write failed, and a stop that ends waits and loses nothing.
 """
 
+import contextlib
 import errno
+import http
 import logging
 import resource
 import signal
@@ -19,6 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from waitress import wasyncore
 from waitress.channel import ClientDisconnected, HTTPChannel
+from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.server import BaseWSGIServer, create_server
 from waitress.task import ErrorTask, WSGITask
 
@@ -32,7 +35,8 @@ from pagermcp.web.errors import error_body
 from pagermcp.web.services import Services
 
 MAX_WAITS = 500
-_OTHER_THREADS = 16
+MAX_WRITES = 32
+_OTHER_THREADS = 2  # for all that neither waits nor writes, such as /healthz
 _STOP_SECONDS = 2.0
 _BODY_SLACK = 1 << 20  # bodies up to this much over the limit are read, so that the 413 can say their size
 _HEADER_BYTES = 16384
@@ -78,9 +82,10 @@ def _serve(settings: Settings, spool: Spool, command: str) -> None:
         switchboard,
         watcher,
         waits=threading.BoundedSemaphore(MAX_WAITS),
-        writes=threading.BoundedSemaphore(MAX_WAITS + _OTHER_THREADS - 2),
+        writes=threading.BoundedSemaphore(MAX_WRITES),
     )
     server = Server(create_app(relay), settings, command)
+    server.stop_on_signals()
     sweep = Sweep(spool, switchboard, watcher)
     sweep.start()
     print(f"PagerMCP {pagermcp.__version__} on {server.url}, spool {spool.root}", flush=True)  # noqa: T201
@@ -95,12 +100,13 @@ class Server:
 
     def __init__(self, app: Callable[..., Any], settings: Settings, command: str) -> None:
         self._sockets: dict[int, Any] = {}
+        self._stopping = False
         try:
             server = create_server(
                 app,
                 map=self._sockets,
                 listen=f"{_bracketed(settings.host)}:{settings.port}",
-                threads=MAX_WAITS + _OTHER_THREADS,
+                threads=MAX_WAITS + MAX_WRITES + _OTHER_THREADS,
                 connection_limit=2 * MAX_WAITS + 100,
                 asyncore_use_poll=True,  # select() ends the server at descriptor 1024
                 channel_request_lookahead=1,  # so that a client who goes while it waits is noticed
@@ -119,18 +125,20 @@ class Server:
         port = self._listeners[0].effective_port
         self.url = f"http://{_bracketed(settings.host)}:{port}"
 
-    def run(self, drain: Callable[[], None]) -> None:
-        """Serve until SIGTERM or SIGINT, then end the waits by `drain` and let what is under way finish."""
-        stop = threading.Event()
+    def stop_on_signals(self) -> None:
+        """Let SIGTERM and SIGINT end `run`, also when they come before it."""
 
         def on_signal(number: int, frame: object) -> None:
-            if not stop.is_set():  # nothing that takes a lock: this interrupts the main thread anywhere
-                stop.set()
+            if not self._stopping:  # nothing here that takes a lock: this interrupts the main thread anywhere
+                self._stopping = True
                 self._listeners[0].pull_trigger()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
-        while not stop.is_set():
+
+    def run(self, drain: Callable[[], None]) -> None:
+        """Serve until a signal, then end the waits by `drain` and let what is under way finish."""
+        while not self._stopping:
             self._turn(1.0)
         for listener in self._listeners:
             listener.accepting = False
@@ -159,8 +167,12 @@ class JsonErrorTask(ErrorTask):
 
     def execute(self) -> None:
         error = self.request.error
-        code = error.reason.lower().replace(" ", "_")
-        body = error_body(code, error.body, "the request did not reach the relay; see the protocol")
+        code, message = error.reason.lower().replace(" ", "_"), error.body
+        hint = "the request is not as HTTP wants it"
+        if error.code == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            limit = self.channel.adj.max_request_body_size - _BODY_SLACK
+            code, message, hint = "too_large", f"the body is far larger than the limit of {limit} bytes", "send less"
+        body = error_body(code, message, hint)
         self.status = f"{error.code} {error.reason}"
         self.response_headers += [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
         self.set_close_on_finish()
@@ -186,9 +198,20 @@ class Task(WSGITask):
             raise
 
 
+class Parser(HTTPRequestParser):
+    """Refuses a URI that urllib can't split, which waitress takes for a fault of its own."""
+
+    def parse_header(self, header_plus: bytes) -> None:
+        try:
+            super().parse_header(header_plus)
+        except ValueError:
+            raise ParsingError("Bad URI") from None
+
+
 class Channel(HTTPChannel):
     """A connection that knows whether its client is still there."""
 
+    parser_class = Parser
     task_class = Task
     error_task_class = JsonErrorTask
 
@@ -221,7 +244,8 @@ def _configure_log() -> None:
 
 def _raise_descriptor_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with contextlib.suppress(ValueError, OSError):  # macOS has no real hard limit and refuses its own answer
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _keepalive_options() -> list[tuple[int, int, int]]:
@@ -239,7 +263,7 @@ def _keepalive_options() -> list[tuple[int, int, int]]:
 
 
 def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def _why_not_listening(settings: Settings, command: str, error: Exception) -> str:

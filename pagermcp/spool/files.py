@@ -7,6 +7,7 @@ the order of steps, or end the process at one, without a mock (`sys.addaudithook
 import contextlib
 import errno
 import os
+import secrets
 import stat
 import sys
 
@@ -29,7 +30,8 @@ def write(path: str, content: bytes, mode: int) -> None:
         finally:
             os.close(descriptor)
     except OSError:
-        remove(path)
+        with contextlib.suppress(OSError):  # then tmp/ is cleared later, and the first error says more
+            remove(path)
         raise
 
 
@@ -67,8 +69,23 @@ def move(source: str, target: str, mode: int) -> bool:
         directory = os.path.dirname(target)
         make_directory(os.path.dirname(directory), mode)
         make_directory(directory, mode)
-        return move(source, target, mode)
+        try:
+            os.rename(source, target)
+        except FileNotFoundError:
+            if os.path.lexists(source):
+                raise
+            return False
     return True
+
+
+def put_back(source: str, target: str, mode: int) -> None:
+    """Move a file to where it was, or beside it when something else has come there; never over it. Raises OSError."""
+    make_directory(os.path.dirname(target), mode)
+    try:
+        link(source, target)
+    except FileExistsError:
+        link(source, f"{os.path.dirname(target)}/{secrets.token_hex(8)}.json")
+    remove(source)
 
 
 def remove(path: str) -> bool:
@@ -104,8 +121,8 @@ def sync_directory(path: str) -> None:
 
 
 def names(path: str) -> list[str]:
-    """The names in a directory that do not begin with a dot; none when it is not there."""
-    with contextlib.suppress(FileNotFoundError):
+    """The names in a directory that do not begin with a dot; none when it is not there, or no directory."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return [name for name in os.listdir(path) if not name.startswith(".")]
     return []
 

@@ -4,16 +4,20 @@ A page comes in by `link` into new/, is claimed by one `rename` into leased/ (th
 process), and leaves by one `rename` to archive/, to dead/ or back to new/ with the next attempt in its name.
 """
 
+import contextlib
 import datetime
 import errno
 import logging
+import math
 import os
+import re
 import threading
 import time
 from typing import TYPE_CHECKING
 
+from pagermcp.address import redact
 from pagermcp.spool import files
-from pagermcp.spool.page import BadPage, Page, PageName, now, page_line, parse_payload, read_page, to_json
+from pagermcp.spool.page import WORKERS, BadPage, Page, PageName, now, page_line, payload_text, read_page, to_json
 
 if TYPE_CHECKING:
     from pagermcp.spool.spool import Spool
@@ -24,7 +28,8 @@ SETTLED_SECONDS = 2.0
 _FUTURE_MICROSECONDS = 86_400_000_000  # an id further ahead than a day is not ours
 _MTIME_GRAIN_NS = 100_000_000  # a directory changed again this soon may show the same mtime
 _LONGEST_LEASE = 12 * 3600.0
-_WORKERS = 16
+_LINK_TRIES = 5
+_ID = re.compile(r"[0-9]{16}", re.ASCII)
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +48,15 @@ class Mailbox:
     def __init__(self, spool: "Spool", number: str) -> None:
         self.number = number
         self.last_read: datetime.datetime | None = None  # by this process
-        self.unreadable: set[str] = set()  # files in new/ that can't be pages and can't be moved on
+        self.unreadable: set[str] = set()  # files in new/ that can't be pages and can't be moved on, at the last look
+        self.settles_at = math.inf  # monotonic time at which a file that may still be written to can be taken
         self._spool = spool
         self._new = spool.path("new", number)
         self._leased = spool.path("leased", number)
         self._lock = threading.Lock()
         self._writing = 0  # deliveries that hold a place but are not in new/ yet
         self._named_by_events: set[str] = set()  # foreign files that watching saw closed or moved in
-        self._unsettled = False
+        self._reported: set[str] = set()  # what was logged as unreadable
         self._seen = (0, 0)  # mtime of new/ and time, both in ns, at the last look for pages to take
         self._parent_synced = False
         self._newest = self._recover()
@@ -82,21 +88,23 @@ class Mailbox:
                 name = self._link(temporary)
             self._sync(name)
         finally:
-            files.remove(temporary)
+            with contextlib.suppress(OSError):  # the page is delivered, or it is not: tmp/ is cleared later
+                files.remove(temporary)
         return name.id
 
     def _link(self, temporary: str) -> PageName:
-        while True:
+        for attempt in range(_LINK_TRIES):
             name = PageName(self._next_id(), 1)
             try:
                 files.link(temporary, f"{self._new}/{name.file}")
+                return name
             except FileExistsError:
                 continue
             except FileNotFoundError:
-                if not self.make():
+                if attempt + 1 == _LINK_TRIES:
                     raise
-                continue
-            return name
+                self.make()  # or somebody else just has
+        raise FileExistsError(errno.EEXIST, "ids ahead of the clock are all taken", self._new)
 
     def _sync(self, name: PageName) -> None:
         try:
@@ -111,7 +119,7 @@ class Mailbox:
 
     def _next_id(self) -> str:
         after = max(time.time_ns() // 1000, self._newest + 1)
-        self._newest = after + (self._spool.worker - after) % _WORKERS  # two workers never pick the same one
+        self._newest = after + (self._spool.worker - after) % WORKERS  # two workers never pick the same one
         return f"{self._newest:016d}"
 
     def make(self) -> bool:
@@ -165,7 +173,7 @@ class Mailbox:
         except OSError:
             return True
         seen, looked_at = self._seen
-        return self._unsettled or mtime != seen or abs(looked_at - mtime) < _MTIME_GRAIN_NS
+        return self.settles_at < math.inf or mtime != seen or abs(looked_at - mtime) < _MTIME_GRAIN_NS
 
     def saw_closed(self, name: str) -> None:
         """Watching saw that a file in new/ was closed or moved in: it is complete."""
@@ -176,18 +184,19 @@ class Mailbox:
 
     def _look(self) -> list[PageName]:
         """The names of waiting pages, oldest first, after taking in what a shell brought."""
-        self._unsettled = False
-        unreadable: set[str] = set()
+        self.settles_at = math.inf
+        self.unreadable = set()
         pages = []
-        limit = _latest_id()
+        limit = max(_latest_id(), self._newest)  # what we gave out stays ours when the clock goes back
         adopted = False
-        for file in files.names(self._new):
+        present = files.names(self._new)
+        self._reported.intersection_update(present)
+        for file in present:
             name = PageName.parse(file)
             if name is not None and int(name.id) <= limit:
                 pages.append(name)
-            elif self._adopt(file, unreadable):
+            elif self._adopt(file):
                 adopted = True
-        self.unreadable = unreadable
         if adopted:
             return self._look()
         return sorted(pages)
@@ -199,19 +208,18 @@ class Mailbox:
         except FileNotFoundError:
             return None, None
         except OSError as error:
-            self._leave(name.file, self.unreadable, error)
+            self._leave(name.file, error)
             return None, None
         if status.st_uid != os.geteuid():
-            self._adopt(name.file, self.unreadable)
-            self._unsettled = True  # adopted or not, the next look finds it
+            if self._adopt(name.file):
+                self.settles_at = 0  # it has another name now, so look again
             return None, None
         try:
             if len(content) > self._spool.max_page_bytes:
                 raise BadPage(f"larger than {self._spool.max_page_bytes} bytes")
             return read_page(name, content), ""
         except BadPage as error:
-            if not _settled(status):  # `cp archive/…/<id>.json new/…/` is still writing it
-                self._unsettled = True
+            if not self._settled(status):  # somebody is still copying it here
                 return None, None
             return None, str(error)
 
@@ -245,7 +253,11 @@ class Mailbox:
 
     def _explain(self, dead: str, reason: str) -> None:
         log.warning("%s: to dead/, since it is no page: %s", self.number, reason)
-        files.write(dead.removesuffix(".json") + ".why", f"{reason}\n".encode(), self._spool.file_mode)
+        try:
+            why = f"{redact(reason)}\n".encode(errors="backslashreplace")
+            files.write(dead.removesuffix(".json") + ".why", why, self._spool.file_mode)
+        except OSError as error:  # what matters is that the file is out of the way
+            log.warning("%s: the reason could not be written beside it: %s", self.number, error)
 
     def _at(self, state: str, name: PageName) -> str:
         if state in ("archive", "dead"):
@@ -258,7 +270,7 @@ class Mailbox:
 
     # Files that a shell brought
 
-    def _adopt(self, file: str, unreadable: set[str]) -> bool:
+    def _adopt(self, file: str) -> bool:
         """Deliver a file that is not named as a page of ours; True when new/ changed by it.
 
         It is taken by a rename into tmp/, so only one process does it, and put back if that process ends on the way."""
@@ -268,19 +280,18 @@ class Mailbox:
         except FileNotFoundError:
             return False
         except OSError as error:
-            self._leave(file, unreadable, error)
+            self._leave(file, error)
             return False
-        if not _settled(status) and file not in self._named_by_events:
-            self._unsettled = True
+        if file not in self._named_by_events and not self._settled(status):
             return False
         self._named_by_events.discard(file)
         taken = self._spool.temporary(adopted=(self.number, file))
         try:
             return files.move(path, taken, self._mode) and self._deliver_taken(file, taken)
-        except OSError:
-            log.exception("%s: a file brought by a shell could not be delivered; it is left in new/", self.number)
-            files.move(taken, path, self._mode)
-            unreadable.add(file)
+        except OSError as error:
+            self._leave(file, error)
+            if os.path.lexists(taken):
+                files.put_back(taken, path, self._mode)
             return False
 
     def _deliver_taken(self, file: str, taken: str) -> bool:
@@ -295,27 +306,37 @@ class Mailbox:
             return True
         with self._lock:
             self._writing += 1  # it had its place in new/ already, so it is not refused for want of one
-        self._deliver(payload)
+        with contextlib.suppress(DeliveredMaybe):  # then a reader has it, and putting the file back would double it
+            self._deliver(payload)
         files.remove(taken)
         return True
 
     def _foreign_payload(self, file: str, content: bytes) -> str:
-        name = PageName.parse(file)
-        if name is not None:  # a copy of a page, by somebody else: what counts is in it
-            return to_json(read_page(name, content).payload).decode()
+        if _ID.match(file):  # named like a page: a copy of one, and what counts is in it
+            with contextlib.suppress(BadPage):
+                return to_json(read_page(PageName(file[:16], 1), content).payload).decode()
         if len(content) > self._spool.max_message_bytes:
             raise BadPage(f"larger than {self._spool.max_message_bytes} bytes")
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise BadPage(f"not UTF-8 at byte {error.start}") from None
-        parse_payload(text)
-        return text
+        return payload_text(text)[0]
 
-    def _leave(self, file: str, unreadable: set[str], error: OSError) -> None:
-        if file not in self.unreadable | unreadable:
+    def _leave(self, file: str, error: OSError) -> None:
+        if file not in self._reported:
             log.warning("%s: %s in new/ is left alone: %s", self.number, file, error.strerror or error)
-        unreadable.add(file)
+        self._reported.add(file)
+        self.unreadable.add(file)
+
+    def _settled(self, status: os.stat_result) -> bool:
+        """Nobody wrote to the file lately; if somebody did, the time to look again is noted.
+
+        An mtime far ahead was set by hand, at the end of a copy."""
+        left = SETTLED_SECONDS - abs(time.time() - status.st_mtime)
+        if left > 0:
+            self.settles_at = min(self.settles_at, time.monotonic() + left)
+        return left <= 0
 
     # Recovery, at first contact
 
@@ -334,23 +355,26 @@ class Mailbox:
         }
         finished, newest = self._finished(min(latest, default=None))
         for state, name in here:
-            if name.id in finished or latest[name.id] != (state, name):
+            path = self._at(state, name)
+            later = finished.get(name.id) or self._at(*latest[name.id])
+            if later != path and os.path.samefile(path, later):  # two names of one file; a copy is another page
                 log.warning("%s: %s was there twice after an unclean stop; the later state stays", self.number, name.id)
-                files.remove(self._at(state, name))
+                files.remove(path)
             elif state == "leased":
                 self._resume_lease(name)
-        return max([int(newest), *(int(id) for id in latest)])
+        return max([newest, *(int(id) for id in latest)])
 
-    def _finished(self, oldest: str | None) -> tuple[set[str], str]:
-        """The ids in archive/ and dead/ of the days since `oldest`, and the newest id there."""
+    def _finished(self, oldest: str | None) -> tuple[dict[str, str], int]:
+        """The files in archive/ and dead/ of the days since `oldest`, by id, and the newest id there."""
         since = _day(oldest) if oldest else "9999"
-        finished: set[str] = set()
+        finished: dict[str, str] = {}
         for day in self._spool.days():
             if day < since and finished:
                 break
             for state in ("archive", "dead"):
-                finished |= {file[:16] for file in files.names(self._spool.path(state, day, self.number))}
-        return finished, max(finished, default="0")
+                folder = self._spool.path(state, day, self.number)
+                finished |= {file[:16]: f"{folder}/{file}" for file in files.names(folder) if _ID.match(file)}
+        return finished, max((int(id) for id in finished if int(id) <= _latest_id()), default=0)
 
     def _resume_lease(self, name: PageName) -> None:
         status = os.stat(self._at("leased", name), follow_symlinks=False)
@@ -368,8 +392,3 @@ def _latest_id() -> int:
 
 def _day(id: str) -> str:
     return f"{datetime.datetime.fromtimestamp(int(id) / 1e6, datetime.UTC):%Y-%m-%d}"
-
-
-def _settled(status: os.stat_result) -> bool:
-    """Nobody wrote to the file lately. An mtime far ahead was set by hand, at the end of a copy."""
-    return abs(time.time() - status.st_mtime) >= SETTLED_SECONDS

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 MAX_DEPTH = 100
 """Nesting allowed in a payload: what is accepted must stay readable on every later, perhaps deeper, call stack."""
 
+WORKERS = 16
+"""Processes that may serve one spool: each gives out the ids whose remainder by this is its own number."""
+
 _NAME = re.compile(r"([0-9]{16})(?:\.([1-9][0-9]{0,5}))?\.json", re.ASCII)
 
 
@@ -104,6 +107,16 @@ def parse_payload(text: str, depth: int = MAX_DEPTH) -> dict[str, Any]:
     return payload
 
 
+def payload_text(text: str) -> tuple[str, object]:
+    """A sender's JSON as it is kept, and the address in its top-level `uuid`, if any, which is taken out: it may be a
+    key. Raises BadPage."""
+    payload = parse_payload(text)
+    if "uuid" not in payload:
+        return text, None
+    address = payload.pop("uuid")
+    return to_json(payload).decode(), address
+
+
 def page_line(payload: str, created_at: datetime.datetime) -> bytes:
     """The file's content for a payload that `parse_payload` accepted.
 
@@ -121,15 +134,15 @@ def read_page(name: PageName, content: bytes) -> Page:
         created_at = datetime.datetime.fromisoformat(page["created_at"])
         if not isinstance(payload, dict) or created_at.tzinfo is None:
             raise BadPage("payload is no object, or created_at has no time zone")
+        return Page(name, created_at.astimezone(datetime.UTC), payload)
     except UnicodeDecodeError as error:
         raise BadPage(f"not UTF-8 at byte {error.start}") from None
     except KeyError as error:
         raise BadPage(f"no {error.args[0]}") from None
     except BadPage:
         raise
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BadPage("created_at is not a time") from None
-    return Page(name, created_at.astimezone(datetime.UTC), payload)
 
 
 def _refuse_constant(name: str) -> float:

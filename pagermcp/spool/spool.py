@@ -6,6 +6,7 @@ It is made, checked and mended here; what happens to pages is in `mailbox.py`.
 import contextlib
 import logging
 import os
+import re
 import secrets
 import threading
 import time
@@ -29,10 +30,12 @@ Look with ls and cat. Pages may be removed with rm; the relay minds neither.
 """
 
 _DIRECTORIES = ("new", "leased", "archive", "dead", "tmp")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _ADOPTED = "adopt-"
+_ADOPTED_NAME = re.compile(rf"{_ADOPTED}([0-9a-f-]{{36}})-(.+)", re.ASCII)
 _LEFT_OVER_SECONDS = 600
 _MIN_FREE_INODES = 1000
-_MAY_BE_THERE = {"README.md", "lost+found"}  # in a folder that is to become a spool
+_MAY_BE_THERE = {"README.md", "lost+found", *_DIRECTORIES}  # in a folder that is to become a spool
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ class Spool:
         min_free_bytes: int = 0,
         worker: int = 0,
     ) -> None:
-        self.root = os.path.abspath(root)
+        self.root = os.path.realpath(root)
         self.max_messages = max_messages
         self.max_message_bytes = max_message_bytes
         self.max_page_bytes = 6 * max_message_bytes + 1024  # a text of control characters takes six bytes for each
@@ -96,7 +99,8 @@ class Spool:
 
     def days(self) -> list[str]:
         """The day folders of archive/ and dead/, latest first."""
-        return sorted({*files.names(self.path("archive")), *files.names(self.path("dead"))}, reverse=True)
+        names = {*files.names(self.path("archive")), *files.names(self.path("dead"))}
+        return sorted(filter(_DAY.fullmatch, names), reverse=True)
 
     def check_room(self) -> None:
         """Raises SpoolFull when a page must be refused, and OSError when the disk does not answer."""
@@ -138,11 +142,13 @@ class Spool:
         """Clear tmp/ of what an unclean stop left. Only for who serves the spool alone. Raises OSError."""
         for name in files.names(self.path("tmp")):
             path = self.path("tmp", name)
-            if name.startswith(_ADOPTED):
-                number, kept = name[len(_ADOPTED) :][:36], name[len(_ADOPTED) + 37 :]
-                files.move(path, self.path("new", number, kept), self.directory_mode)
-            elif abs(time.time() - os.stat(path, follow_symlinks=False).st_mtime) > _LEFT_OVER_SECONDS:
-                files.remove(path)
+            try:
+                if adopted := _ADOPTED_NAME.fullmatch(name):
+                    files.put_back(path, self.path("new", *adopted.groups()), self.directory_mode)
+                elif abs(time.time() - os.stat(path, follow_symlinks=False).st_mtime) > _LEFT_OVER_SECONDS:
+                    files.remove(path)
+            except OSError as error:  # not ours, then; it must not keep the relay from starting
+                log.warning("%s is left alone: %s", path, error.strerror)
 
     @property
     def unreadable(self) -> int:
@@ -160,6 +166,8 @@ class Spool:
         self.file_mode = 0o600 | mode & 0o040
         for name in _DIRECTORIES:
             files.make_directory(self.path(name), self.directory_mode)
+            if os.stat(self.path(name)).st_dev != os.stat(self.root).st_dev:
+                raise SpoolRefused(f"{self.path(name)} is on another disk; a page can't be moved there in one step")
         if current != GUIDE:
             temporary = self.temporary()
             files.write(temporary, GUIDE.encode(), self.file_mode)

@@ -30,7 +30,7 @@ class Sweep(threading.Thread):
         while not self._stopped.wait(SWEEP_SECONDS):
             try:
                 self.sweep()
-            except OSError:  # a disk that fails now may be back in 2 s, and then the sweep must still be here
+            except Exception:  # whatever it was may be over in 2 s, and then the sweep must still be here
                 log.exception("a sweep failed")
 
     def sweep(self) -> None:

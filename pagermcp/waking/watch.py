@@ -18,6 +18,7 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
 from pagermcp.spool import Spool
+from pagermcp.spool.page import WORKERS, PageName
 from pagermcp.waking.switchboard import Switchboard
 
 if sys.platform == "linux":
@@ -78,9 +79,13 @@ class NoWatcher:
 
 
 def _arrived(spool: Spool, switchboard: Switchboard, number: str, name: str, complete: bool) -> None:
-    """A file appeared under this name. Never raises, for an exception would end watchdog's thread for good."""
+    """A file appeared under this name, and is complete if it was closed or moved in; otherwise it was linked, or begun.
+
+    Never raises, for an exception would end watchdog's thread for good."""
     try:
-        if name.startswith("."):
+        page = PageName.parse(name)
+        ours = page is not None and int(page.id) % WORKERS == spool.worker
+        if name.startswith(".") or (ours and not complete):  # what this process links itself, it rings for itself
             return
         if complete:
             spool.mailbox(number).saw_closed(name)
@@ -153,10 +158,8 @@ if sys.platform == "linux":
             self._inotify.join(1)
 
         def _arrived(self, number: str, event: "InotifyEvent") -> None:
-            name = os.fsdecode(event.name)
-            linked = event.is_create and name[:16].isdigit() and int(name[:16]) % 16 == self._spool.worker
-            if not linked:  # by this process, which rings by itself
-                _arrived(self._spool, self._switchboard, number, name, event.is_close_write or event.is_moved_to)
+            complete = event.is_close_write or event.is_moved_to
+            _arrived(self._spool, self._switchboard, number, os.fsdecode(event.name), complete)
 
         def _deleted(self, number: str, descriptor: "WatchDescriptor") -> None:
             with self._lock:

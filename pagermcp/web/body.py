@@ -1,7 +1,7 @@
 """What a sender's body becomes: always a JSON object, kept as the sender wrote it."""
 
 from pagermcp.spool import BadPage
-from pagermcp.spool.page import parse_payload, to_json
+from pagermcp.spool.page import payload_text, to_json
 from pagermcp.web.errors import Refused
 
 _CURLS_DEFAULT = "application/x-www-form-urlencoded"
@@ -22,14 +22,11 @@ def payload_of(body: bytes, media_type: str) -> tuple[str, str | None]:
     if text and media_type in ("application/json", _CURLS_DEFAULT, ""):
         json = text.removeprefix("\ufeff")
         try:
-            payload = parse_payload(json)
+            payload, address = payload_text(json)
         except BadPage as error:
             if media_type == "application/json":
                 hint = "send a JSON object, or plain text with -H 'Content-Type: text/plain'"
                 raise Refused(400, "bad_json", str(error), hint) from None
         else:
-            if "uuid" not in payload:
-                return json, None
-            address = payload.pop("uuid")
-            return to_json(payload).decode(), address if isinstance(address, str) else ""
+            return payload, address if isinstance(address, str) else None
     return to_json({"message": text}).decode(), None

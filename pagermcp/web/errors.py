@@ -16,7 +16,9 @@ log = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """A request can't be done as asked. `retry_after` in seconds; `extra` are fields beside the error."""
+    """A request can't be done as asked.
+
+    retry_after: seconds; allow: the methods that would do; extra: fields beside the error."""
 
     def __init__(
         self,
@@ -26,11 +28,12 @@ class Refused(Exception):
         hint: str,
         *,
         retry_after: int | None = None,
+        allow: str | None = None,
         extra: dict[str, object] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.hint = status, code, message, hint
-        self.retry_after, self.extra = retry_after, extra or {}
+        self.retry_after, self.allow, self.extra = retry_after, allow, extra or {}
 
 
 def error_body(code: str, message: str, hint: str, **extra: object) -> bytes:
@@ -53,6 +56,8 @@ def _refused(error: Refused) -> Response:
     response = Response(body, error.status, content_type="application/json")
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
+    if error.allow is not None:
+        response.headers["Allow"] = error.allow
     if error.status == http.HTTPStatus.UNAUTHORIZED:
         response.headers["WWW-Authenticate"] = 'Bearer realm="pagermcp"'
     response.headers["Cache-Control"] = "no-store"
@@ -110,11 +115,8 @@ def _http_error(error: HTTPException) -> Response:
     status = error.code or 500
     phrase = http.HTTPStatus(status).phrase
     code, message, hint = _HINTS.get(status, (phrase.lower().replace(" ", "_"), phrase, "see the protocol"))
-    response = _refused(Refused(status, code, message, hint))
-    for name, value in error.get_headers(request.environ):
-        if name == "Allow":
-            response.headers[name] = value
-    return response
+    allow = dict(error.get_headers(request.environ)).get("Allow")
+    return _refused(Refused(status, code, message, hint, allow=allow))
 
 
 def _unforeseen(error: Exception) -> Response:

@@ -1,5 +1,6 @@
 """The mailbox calls of the seed protocol: sending, looking, taking, waiting."""
 
+import contextlib
 import math
 import uuid
 
@@ -72,7 +73,7 @@ def consume(key: str) -> Response:
 def wait(key: str) -> Response:
     """Take the oldest page as soon as there is one."""
     if request.method == "HEAD":  # it would take a page and show nobody
-        raise Refused(405, "method_not_allowed", "waiting takes a page, so HEAD can't", "use GET")
+        raise Refused(405, "method_not_allowed", "waiting takes a page, so HEAD can't", "use GET", allow="GET")
     mailbox, max_age = _mailbox_to_read(key), _max_age()
     gone = request.environ.get("waitress.client_disconnected", lambda: False)
     return Wait(services(), mailbox, max_age, gone).response()
@@ -101,8 +102,11 @@ def _accept(number: str, payload: str) -> Response:
     finally:
         relay.writes.release()
     relay.switchboard.ring(number)
+    queued = None
+    with contextlib.suppress(OSError):  # the page is delivered, whatever happens now
+        queued = mailbox.queued()
     last_read = mailbox.last_read and timestamp(mailbox.last_read)
-    accepted = {"accepted": True, "id": id, "number": number, "waiters": waiters, "queued": mailbox.queued()}
+    accepted = {"accepted": True, "id": id, "number": number, "waiters": waiters, "queued": queued}
     return answer({**accepted, "last_read": last_read}, 202)
 
 

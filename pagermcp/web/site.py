@@ -1,5 +1,6 @@
 """The pages and files for people and machines around the protocol: start page, health, version."""
 
+import importlib.resources
 import re
 
 from flask import Blueprint, Response, current_app, render_template, request
@@ -11,6 +12,8 @@ from pagermcp.web.health import Health
 from pagermcp.web.mailboxes import answer
 from pagermcp.web.services import services
 
+_PAGER_SH = importlib.resources.files("pagermcp") / "share" / "pager.sh"
+_DEFAULT_URL = "http://127.0.0.1:8080"  # what the files in share/ name, so that they also work as they lie there
 _HOST = re.compile(r"[A-Za-z0-9.:\[\]-]+")
 
 blueprint = Blueprint("site", __name__)
@@ -24,6 +27,13 @@ def start() -> Response:
         "Content-Security-Policy": "default-src 'none'; style-src 'self'; base-uri 'none'; frame-ancestors 'none'"
     }
     return Response(page, 200, {**NO_STORE, **policy})
+
+
+@blueprint.get("/sample/pager.sh")
+def pager_sh() -> Response:
+    """The shell script that pages about a command, which knows this relay."""
+    script = _PAGER_SH.read_text().replace(_DEFAULT_URL, own_url())
+    return Response(script, 200, NO_STORE, content_type="text/x-shellscript; charset=utf-8")
 
 
 @blueprint.get("/healthz")

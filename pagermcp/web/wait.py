@@ -67,19 +67,21 @@ class Wait:
                     self._take(page)
         except WaitEnded:
             raise ConnectionAbortedError from None  # the server cuts the connection: no final chunk, no blank answer
-        except OSError:
+        except Exception:
             log.exception("%s: a wait is cut", self._mailbox.number)
-            raise
+            raise ConnectionAbortedError from None
         yield from self._handover
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        if self._handover is not None:
-            self._handover.close()
-        self._relay.switchboard.leave(self._waiter)
-        self._relay.waits.release()
+        try:
+            if self._handover is not None:
+                self._handover.close()
+        finally:
+            self._relay.switchboard.leave(self._waiter)
+            self._relay.waits.release()
 
     def _take(self, page: Page) -> bytes:
         body = to_json(flat(page)) + b"\n"
@@ -90,16 +92,20 @@ class Wait:
         """The oldest page that is not too old; None when none comes in time. Raises WaitEnded."""
         until = time.monotonic() + seconds
         while True:
-            if self._relay.switchboard.draining or self._gone():
+            if self._gone():
                 raise WaitEnded  # before the look, so that a ring goes to the next
             self._waiter.about_to_look()
+            if self._relay.switchboard.draining:
+                raise WaitEnded  # after that, so that its ring is not missed
             page = self._mailbox.claim(HANDOVER_SECONDS)
             if page is None:
                 if time.monotonic() >= until:
                     return None
-                self._waiter.park(until, self._gone)
+                self._waiter.park(min(until, self._mailbox.settles_at), self._gone)
                 self._mailbox.make()  # somebody may have removed it
             elif page.age(now()) <= self._max_age:
+                if self._relay.switchboard.waiting(self._mailbox.number) > 1 and self._mailbox.queued():
+                    self._relay.switchboard.ring(self._mailbox.number)  # one ring may have stood for several pages
                 return page
             else:
                 self._mailbox.expire(page.name)
