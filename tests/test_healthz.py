@@ -13,7 +13,7 @@ from pagermcp.web.health import Health
 def test_a_relay_that_can_write_is_well_and_watching(relay: Relay) -> None:
     answer = relay.get("/healthz")
     assert answer.status_code == 200
-    assert answer.json() == {"status": "ok", "watching": "ok", "unreadable_files": 0}
+    assert answer.json() == {"status": "ok", "watching": "ok", "retention": "ok", "unreadable_files": 0}
     assert list((relay.spool / "tmp").iterdir()) == []
 
 

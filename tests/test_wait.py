@@ -16,7 +16,7 @@ import requests
 from conftest import Relay, new_key, number, require, until
 
 from pagermcp.settings import Settings
-from pagermcp.spool import Spool
+from pagermcp.spool import Janitor, Spool
 from pagermcp.waking import Switchboard, make_watcher
 from pagermcp.web import create_app
 from pagermcp.web.services import Services
@@ -175,7 +175,8 @@ def services(spool: Spool) -> Services:
     """What an application needs, without a server and without watching."""
     switchboard = Switchboard()
     watcher = make_watcher("off", spool, switchboard)
-    return Services(Settings(), spool, switchboard, watcher, threading.Semaphore(1), threading.Semaphore(1))
+    janitor = Janitor(spool, switchboard.ring)
+    return Services(Settings(), spool, switchboard, watcher, janitor, threading.Semaphore(1), threading.Semaphore(1))
 
 
 def test_a_wait_answers_under_another_server_too(services: Services, key: str) -> None:

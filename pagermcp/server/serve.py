@@ -28,7 +28,7 @@ from waitress.task import ErrorTask, WSGITask
 import pagermcp
 from pagermcp.address import redact
 from pagermcp.settings import Settings
-from pagermcp.spool import Spool, SpoolRefused
+from pagermcp.spool import Janitor, Spool, SpoolRefused
 from pagermcp.waking import Sweep, Switchboard, make_watcher
 from pagermcp.web import create_app
 from pagermcp.web.errors import error_body
@@ -76,11 +76,19 @@ def serve(settings: Settings, command: str) -> None:
 def _serve(settings: Settings, spool: Spool, command: str) -> None:
     switchboard = Switchboard()
     watcher = make_watcher(settings.watch, spool, switchboard)
+    janitor = Janitor(
+        spool,
+        switchboard.ring,
+        mailbox_days=settings.mailbox_ttl_days,
+        message_days=settings.message_ttl_days,
+        archive_days=settings.archive_ttl_days,
+    )
     relay = Services(
         settings,
         spool,
         switchboard,
         watcher,
+        janitor,
         waits=threading.BoundedSemaphore(MAX_WAITS),
         writes=threading.BoundedSemaphore(MAX_WRITES),
     )
@@ -88,8 +96,10 @@ def _serve(settings: Settings, spool: Spool, command: str) -> None:
     server.stop_on_signals()
     sweep = Sweep(spool, switchboard, watcher)
     sweep.start()
+    janitor.start()
     print(f"PagerMCP {pagermcp.__version__} on {server.url}, spool {spool.root}", flush=True)  # noqa: T201
     server.run(switchboard.drain)
+    janitor.stop()
     sweep.stop()
     watcher.stop()
     log.info("stopped")

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 SETTLED_SECONDS = 2.0
 """A file that a shell brought is complete when it was closed, or was left alone for this long."""
 
+MAX_ATTEMPTS = 5
+"""A page whose lease ran out this often is dead: something about it keeps its readers from acknowledging."""
+
 _FUTURE_MICROSECONDS = 86_400_000_000  # an id further ahead than a day is not ours
 _MTIME_GRAIN_NS = 100_000_000  # a directory changed again this soon may show the same mtime
 _LONGEST_LEASE = 12 * 3600.0
@@ -237,6 +240,21 @@ class Mailbox:
         """Let a leased page wait again, as the next attempt; False when it is not leased any more."""
         return self._leave_leased(name, self._at("new", name.next()))
 
+    def return_lease(self, name: PageName) -> bool:
+        """End a lease that ran out: the page waits again (True), or is dead when it was handed out often enough."""
+        if name.attempt < MAX_ATTEMPTS:
+            return self.release(name)
+        self._bury(name, f"handed out {name.attempt} times and never acknowledged")
+        return False
+
+    def expire_before(self, limit: datetime.datetime) -> None:
+        """Move waiting pages that were accepted before `limit` to the archive as expired. Raises OSError."""
+        for name in self._look():
+            page, _ = self._read(name)
+            old = page is not None and page.created_at < limit
+            if old and files.move(f"{self._new}/{name.file}", self._at("leased", name), self._mode):
+                self.expire(name)
+
     def _lease(self, name: PageName, seconds: float) -> None:
         os.utime(self._at("leased", name), (time.time() + seconds,) * 2, follow_symlinks=False)
         self._spool.leases[self.number, name] = time.monotonic() + seconds
@@ -252,7 +270,7 @@ class Mailbox:
             self._explain(target, reason)
 
     def _explain(self, dead: str, reason: str) -> None:
-        log.warning("%s: to dead/, since it is no page: %s", self.number, reason)
+        log.warning("%s: to dead/: %s", self.number, reason)
         try:
             why = f"{redact(reason)}\n".encode(errors="backslashreplace")
             files.write(dead.removesuffix(".json") + ".why", why, self._spool.file_mode)
@@ -361,7 +379,10 @@ class Mailbox:
                 log.warning("%s: %s was there twice after an unclean stop; the later state stays", self.number, name.id)
                 files.remove(path)
             elif state == "leased":
-                self._resume_lease(name)
+                left = self.lease_left(name)
+                self._spool.leases[self.number, name] = time.monotonic() + left
+                if left <= 0:
+                    self.return_lease(name)
         return max([newest, *(int(id) for id in latest)])
 
     def _finished(self, oldest: str | None) -> tuple[dict[str, str], int]:
@@ -376,14 +397,13 @@ class Mailbox:
                 finished |= {file[:16]: f"{folder}/{file}" for file in files.names(folder) if _ID.match(file)}
         return finished, max((int(id) for id in finished if int(id) <= _latest_id()), default=0)
 
-    def _resume_lease(self, name: PageName) -> None:
+    def lease_left(self, name: PageName) -> float:
+        """Seconds that a lease has left by its file's times, which is all that other processes know of it.
+
+        Raises FileNotFoundError when it is no more."""
         status = os.stat(self._at("leased", name), follow_symlinks=False)
         ends = max(status.st_mtime, status.st_ctime + SETTLED_SECONDS)  # claimed, but the lease not written yet
-        seconds = ends - time.time()
-        if seconds <= 0:
-            self.release(name)
-        else:
-            self._spool.leases[self.number, name] = time.monotonic() + min(seconds, _LONGEST_LEASE)
+        return min(ends - time.time(), _LONGEST_LEASE)
 
 
 def _latest_id() -> int:

@@ -9,6 +9,7 @@ import datetime
 import json
 import math
 import re
+import time
 from typing import Any, NamedTuple
 
 MAX_DEPTH = 100
@@ -71,7 +72,7 @@ class Page:
 
 
 def now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
+    return datetime.datetime.fromtimestamp(time.time(), datetime.UTC)
 
 
 def timestamp(moment: datetime.datetime) -> str:

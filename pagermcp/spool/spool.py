@@ -10,6 +10,7 @@ import re
 import secrets
 import threading
 import time
+from collections.abc import Callable
 
 from pagermcp.spool import files
 from pagermcp.spool.mailbox import Mailbox
@@ -23,6 +24,7 @@ leased/<number>/<id>.json                being handed to a reader; mtime is when
 archive/<YYYY-MM-DD>/<number>/<id>.json  taken by a reader that day (UTC); <id>.expired.json came too late for it
 dead/<YYYY-MM-DD>/<number>/<id>.json     was no page; <id>.why says why
 tmp/                                     being written
+relay.lock, janitor.lock                 held by the relay, and by the process that tidies up; janitor.last: when it did
 
 An id is the time of arrival in microseconds since 1970. <id>.2.json is the second attempt to hand a page out.
 A JSON file moved into new/<number>/ is a page: mv page.json new/<number>/
@@ -68,6 +70,8 @@ class Spool:
         self.max_message_bytes = max_message_bytes
         self.max_page_bytes = 6 * max_message_bytes + 1024  # a text of control characters takes six bytes for each
         self.worker = worker
+        self.pressed = threading.Event()  # the disk gets full: the janitor should look
+        self.make_room: Callable[[], None] = lambda: None  # what the janitor does about it, in the process that has him
         self.leases: dict[tuple[str, PageName], float] = {}  # given out or found by this process: monotonic end
         self._min_free_bytes = min_free_bytes
         self._mailboxes: dict[str, Mailbox] = {}
@@ -90,6 +94,10 @@ class Spool:
                 self._mailboxes[number] = mailbox
         return mailbox
 
+    def forget(self, number: str) -> None:
+        """Drop what is remembered of a mailbox that was removed; its next use is a first contact again."""
+        self._mailboxes.pop(number, None)
+
     def temporary(self, adopted: tuple[str, str] | None = None) -> str:
         """A new path in tmp/; for a file taken from a mailbox (number, name), one from which it can be put back."""
         if adopted is None:
@@ -104,12 +112,22 @@ class Spool:
 
     def check_room(self) -> None:
         """Raises SpoolFull when a page must be refused, and OSError when the disk does not answer."""
+        if self.shortage(2):
+            self.pressed.set()
+            if self.shortage(1):
+                self.make_room()
+                if problem := self.shortage(1):
+                    raise SpoolFull(problem)
+
+    def shortage(self, times: int) -> str | None:
+        """What the disk has too little of, to keep free `times` what is kept free; None when there is enough."""
         disk = os.statvfs(self.root)
         free = disk.f_bavail * disk.f_frsize
-        if free < self._min_free_bytes + self.max_page_bytes:
-            raise SpoolFull(f"{free} bytes are free on the spool's disk and {self._min_free_bytes} are kept free")
-        if disk.f_files and disk.f_favail < _MIN_FREE_INODES:  # btrfs counts no inodes
-            raise SpoolFull(f"{disk.f_favail} inodes are free on the spool's disk and {_MIN_FREE_INODES} are kept free")
+        if free < times * (self._min_free_bytes + self.max_page_bytes):
+            return f"{free} bytes are free on the spool's disk and {self._min_free_bytes} are kept free"
+        if disk.f_files and disk.f_favail < times * _MIN_FREE_INODES:  # btrfs counts no inodes
+            return f"{disk.f_favail} inodes are free on the spool's disk and {_MIN_FREE_INODES} are kept free"
+        return None
 
     def probe(self) -> None:
         """Write, sync, link, read and remove a file, as a page would be. Raises OSError."""
@@ -132,7 +150,7 @@ class Spool:
         for (number, name), end in list(self.leases.items()):
             if end <= time.monotonic():
                 try:
-                    if self.mailbox(number).release(name):
+                    if self.mailbox(number).return_lease(name):
                         numbers.add(number)
                 except OSError:  # it is tried again; meanwhile it must not hold up the others
                     log.exception("%s: the lease of %s ran out, but it could not be returned", number, name.handle)

@@ -16,17 +16,20 @@ SWEEP_SECONDS = 2.0
 log = logging.getLogger(__name__)
 
 
-class Sweep(threading.Thread):
-    """The thread that sweeps until it is stopped."""
+class Sweep:
+    """Sweeps, in a thread of its own from `start` until `stop`."""
 
     def __init__(self, spool: Spool, switchboard: Switchboard, watcher: Watcher) -> None:
-        super().__init__(name="sweep", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
         self._spool = spool
         self._switchboard = switchboard
         self._watcher = watcher
         self._stopped = threading.Event()
 
-    def run(self) -> None:
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
         while not self._stopped.wait(SWEEP_SECONDS):
             try:
                 self.sweep()
@@ -45,4 +48,4 @@ class Sweep(threading.Thread):
 
     def stop(self) -> None:
         self._stopped.set()
-        self.join(1)
+        self._thread.join(1)

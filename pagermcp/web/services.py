@@ -7,7 +7,7 @@ from typing import cast
 from flask import current_app
 
 from pagermcp.settings import Settings
-from pagermcp.spool import Spool
+from pagermcp.spool import Janitor, Spool
 from pagermcp.waking import Switchboard, Watcher
 
 
@@ -19,6 +19,7 @@ class Services:
     spool: Spool
     switchboard: Switchboard
     watcher: Watcher
+    janitor: Janitor
     waits: threading.Semaphore
     writes: threading.Semaphore
 

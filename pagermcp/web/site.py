@@ -41,7 +41,11 @@ def healthz() -> Response:
     """200 while a page can be written; a watcher that fails makes the relay slower, not ill."""
     relay = services()
     health: Health = current_app.extensions["pagermcp.health"]
-    state: dict[str, object] = {"watching": relay.watcher.state, "unreadable_files": relay.spool.unreadable}
+    state: dict[str, object] = {
+        "watching": relay.watcher.state,
+        "retention": relay.janitor.state,
+        "unreadable_files": relay.spool.unreadable,
+    }
     problem = health.problem()
     if problem is not None:
         raise Refused(

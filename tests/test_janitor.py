@@ -1,0 +1,363 @@
+"""What is moved and removed by age, by whom, and when not."""
+
+import datetime
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY, Relay, new_key, number, until
+
+from pagermcp.spool import Janitor, Spool, SpoolFull
+from pagermcp.spool.page import page_line
+
+DAY = 86400.0
+
+
+@pytest.fixture
+def rung() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def janitor(spool: Spool, rung: list[str]) -> Iterator[Janitor]:
+    janitor = Janitor(spool, rung.append)
+    yield janitor
+    janitor._lock.release()  # it was never started, so nothing else does
+
+
+def put(spool: Spool, box: str, state: str, days_old: float, file: str = "{id}.json") -> Path:
+    """A page that was accepted so many days ago."""
+    moment = time.time() - days_old * DAY
+    path = Path(spool.path(state, box, file.format(id=f"{int(moment * 1e6):016d}")))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(page_line('{"n":1}', datetime.datetime.fromtimestamp(moment, datetime.UTC)))
+    return path
+
+
+def day(ago: int) -> str:
+    return f"{datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=ago):%Y-%m-%d}"
+
+
+def an_hour_later(monkeypatch: pytest.MonkeyPatch, hours: float = 1) -> None:
+    wall, passed = time.time, time.monotonic
+    monkeypatch.setattr(time, "time", lambda: wall() + hours * 3600 + 1)
+    monkeypatch.setattr(time, "monotonic", lambda: passed() + hours * 3600 + 1)
+
+
+def test_a_page_that_nobody_took_for_a_week_goes_to_the_archive_as_expired(spool: Spool, janitor: Janitor) -> None:
+    box = number(new_key())
+    old, young = put(spool, box, "new", 7.01), put(spool, box, "new", 6.99)
+    janitor.tidy()
+    assert [path.name for path in Path(spool.path("new", box)).iterdir()] == [young.name]
+    (expired,) = Path(spool.path("archive", day(0), box)).iterdir()
+    assert expired.name == f"{old.stem}.expired.json"
+
+
+def test_age_is_taken_from_the_page_and_not_from_its_name(spool: Spool, janitor: Janitor) -> None:
+    box = number(new_key())
+    young = put(spool, box, "new", 1)
+    renamed = young.rename(young.with_name(f"{int((time.time() - 30 * DAY) * 1e6)}.json"))
+    janitor.tidy()
+    assert renamed.exists()
+
+
+def test_pages_are_looked_at_once_an_hour_and_also_those_that_were_young_then(
+    spool: Spool, janitor: Janitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = number(new_key())
+    page = put(spool, box, "new", 7 - 0.5 / 24)  # half an hour to go
+    folder_is_older = time.time() - 60
+    os.utime(page.parent, (folder_is_older,) * 2)
+    janitor.tidy()
+    an_hour_later(monkeypatch, hours=0.9)
+    janitor.tidy()
+    assert page.exists()
+    an_hour_later(monkeypatch, hours=0.2)
+    janitor.tidy()
+    assert not page.exists()
+
+
+def test_a_page_that_came_after_the_last_look_is_seen_by_the_next(
+    spool: Spool, janitor: Janitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = number(new_key())
+    spool.mailbox(box).make()
+    janitor.tidy()
+    page = put(spool, box, "new", 8)
+    an_hour_later(monkeypatch)
+    janitor.tidy()
+    assert not page.exists()
+
+
+def test_an_empty_mailbox_that_was_unused_for_a_month_is_removed_and_made_again_when_needed(
+    spool: Spool, janitor: Janitor
+) -> None:
+    used, unused, full = (number(new_key()) for _ in range(3))
+    for box in (used, unused):
+        spool.mailbox(box).make()
+    os.mkdir(spool.path("leased", unused))
+    put(spool, full, "new", 1)
+    for box, ago in ((used, 29), (unused, 31), (full, 31)):
+        os.utime(spool.path("new", box), (time.time() - ago * DAY,) * 2)
+    janitor.tidy()
+    assert sorted(os.listdir(spool.path("new"))) == sorted([used, full])
+    assert os.listdir(spool.path("leased")) == []
+    spool.mailbox(unused).deliver("{}")
+    assert spool.mailbox(unused).queued() == 1
+
+
+def test_archive_and_dead_days_older_than_a_month_are_deleted(spool: Spool, janitor: Janitor) -> None:
+    box = number(new_key())
+    for ago in (0, 29, 30, 31, 400):
+        for state in ("archive", "dead"):
+            put(spool, box, f"{state}/{day(ago)}", ago)
+    Path(spool.path("archive", "notes.txt")).touch()
+    janitor.tidy()
+    assert spool.days() == [day(0), day(29), day(30)]
+    assert Path(spool.path("archive", "notes.txt")).exists()
+
+
+def test_nought_keeps_everything_for_ever(spool: Spool, rung: list[str]) -> None:
+    janitor = Janitor(spool, rung.append, mailbox_days=0, message_days=0, archive_days=0)
+    box, empty = number(new_key()), number(new_key())
+    page = put(spool, box, "new", 4000)
+    archived = put(spool, box, f"archive/{day(4000)}", 4000)
+    spool.mailbox(empty).make()
+    os.utime(spool.path("new", empty), (0, 0))
+    janitor.tidy()
+    assert page.exists()
+    assert archived.exists()
+    assert os.path.isdir(spool.path("new", empty))
+    janitor._lock.release()
+
+
+def test_a_lease_that_a_dead_process_left_is_returned_and_rings(
+    spool: Spool, janitor: Janitor, rung: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = number(new_key())
+    other = Spool(spool.root, worker=1).mailbox(box)
+    id = other.deliver("{}")
+    spool.mailbox(box)  # met before, so that it is not this first contact which mends it
+    other.claim(30)
+    janitor.tidy()
+    assert rung == []
+    an_hour_later(monkeypatch, hours=1 / 60)
+    janitor.tidy()
+    assert rung == [box]
+    assert os.listdir(spool.path("new", box)) == [f"{id}.2.json"]
+
+
+def test_a_page_whose_lease_ran_out_five_times_is_dead_with_the_reason(spool: Spool) -> None:
+    box = spool.mailbox(number(new_key()))
+    id = box.deliver("{}")
+    for attempt in range(1, 6):
+        page = box.claim(-1)
+        assert page is not None
+        assert page.name.attempt == attempt
+        assert (spool.return_run_out() == {box.number}) == (attempt < 5)
+    assert box.size() == 0
+    dead = Path(spool.path("dead", day(0), box.number))
+    assert (dead / f"{id}.5.json").exists()
+    assert (dead / f"{id}.5.why").read_text() == "handed out 5 times and never acknowledged\n"
+
+
+def test_folders_of_leases_go_when_they_are_empty(
+    spool: Spool, janitor: Janitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = spool.mailbox(number(new_key()))
+    box.deliver("{}")
+    page = box.claim(60)
+    assert page is not None
+    box.acknowledge(page.name)
+    an_hour_later(monkeypatch, hours=0.1)
+    janitor.tidy()
+    assert os.listdir(spool.path("leased")) == []
+
+
+def test_a_clock_that_jumped_ages_and_deletes_nothing_and_health_says_so(
+    spool: Spool, janitor: Janitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    janitor.tidy()
+    box = number(new_key())
+    page, archived = put(spool, box, "new", 1), put(spool, box, f"archive/{day(1)}", 1)
+    wall, passed = time.time, time.monotonic
+    monkeypatch.setattr(time, "time", lambda: wall() + 3650 * DAY)
+    for minutes in (0, 59, 118):  # past the hourly and the daily look
+        monkeypatch.setattr(time, "monotonic", lambda minutes=minutes: passed() + minutes * 60)
+        if minutes == 118:
+            monkeypatch.setattr(time, "time", lambda: wall() + 7300 * DAY)  # and it jumps again
+        janitor.tidy()
+    assert janitor.state.startswith("the clock jumped")
+    assert page.exists()
+    assert archived.exists()
+
+
+def test_after_a_long_absence_days_are_not_deleted_for_a_day_also_not_by_a_restart(
+    spool: Spool, janitor: Janitor, rung: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(spool.path("janitor.last")).touch()
+    os.utime(spool.path("janitor.last"), (time.time() - 3 * DAY,) * 2)
+    archived = put(spool, number(new_key()), f"archive/{day(60)}", 60)
+    janitor.tidy()
+    assert "nobody was here for 3.0 days" in janitor.state
+    janitor._lock.release()
+    again = Janitor(spool, rung.append)
+    again.tidy()
+    assert archived.exists()
+    an_hour_later(monkeypatch, hours=24)
+    again.tidy()
+    assert again.state == "ok"
+    assert not archived.exists()
+    again._lock.release()
+
+
+def test_one_process_of_several_is_the_janitor_and_another_takes_over_when_it_is_killed(
+    spool: Spool, janitor: Janitor
+) -> None:
+    script = (
+        "import sys, time; from pagermcp.spool import Spool, Janitor; "
+        "janitor = Janitor(Spool(sys.argv[1], worker=1), print); janitor.tidy(); print(janitor.state, flush=True); "
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, spool.root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ok\n"
+        box = number(new_key())
+        page = put(spool, box, "new", 30)
+        janitor.tidy()
+        assert janitor.state == "another process does it"
+        assert page.exists()
+        other.kill()
+    janitor.tidy()
+    assert janitor.state == "ok"
+    assert not page.exists()
+
+
+class Disk:
+    """A disk of a given size, as far as statvfs says; the files are real."""
+
+    def __init__(self, spool: Spool, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+        self.size, self.inodes, self.root = size, 10**6, Path(spool.root)
+        monkeypatch.setattr(os, "statvfs", self.statvfs)
+
+    def statvfs(self, path: str) -> Any:
+        used = sum(file.stat().st_size for file in self.root.rglob("*") if file.is_file())
+        numbers = {"f_bavail": self.size - used, "f_frsize": 1, "f_files": 10**6, "f_favail": self.inodes}
+        return type("Statvfs", (), numbers)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Spool:
+    """A spool that keeps 1,000,000 bytes free."""
+    return Spool(str(tmp_path / "small"), min_free_bytes=1_000_000, max_message_bytes=100)
+
+
+def test_on_a_disk_that_gets_full_the_oldest_days_go_before_any_post_is_refused(
+    small: Spool, rung: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = number(new_key())
+    for ago in (0, 1, 2, 3):
+        put(small, box, f"archive/{day(ago)}", ago).write_bytes(b" " * 1_000_000)
+    disk = Disk(small, monkeypatch, size=6_000_000)
+    janitor = Janitor(small, rung.append)
+    janitor.tidy()
+    assert small.days() == [day(0), day(1), day(2)]  # twice a million is free again
+    disk.size = 4_200_000  # somebody else filled it
+    small.mailbox(box).deliver("{}")
+    assert small.pressed.is_set()  # which wakes the janitor
+    janitor.tidy()
+    assert small.days() == [day(0), day(1)]
+    disk.size = 2_500_000
+    small.mailbox(box).deliver("{}")
+    assert small.days() == [day(0)]
+    disk.size = 1_500_000
+    with pytest.raises(SpoolFull, match="bytes are free"):
+        small.mailbox(box).deliver("{}")
+    assert small.days() == [day(0)]  # today's stay
+    janitor._lock.release()
+
+
+def test_a_disk_short_of_inodes_is_a_full_disk(small: Spool, rung: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    box = number(new_key())
+    put(small, box, f"archive/{day(9)}", 9)
+    disk = Disk(small, monkeypatch, size=10**9)
+    janitor = Janitor(small, rung.append)
+    disk.inodes = 1999
+    janitor.tidy()
+    assert small.days() == []
+    disk.inodes = 999
+    with pytest.raises(SpoolFull, match="999 inodes are free"):
+        small.mailbox(box).deliver("{}")
+    janitor._lock.release()
+
+
+def test_a_clock_that_cannot_be_trusted_deletes_nothing_on_a_full_disk_either(
+    small: Spool, rung: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = number(new_key())
+    put(small, box, f"archive/{day(9)}", 9)
+    Path(small.path("janitor.last")).touch()
+    os.utime(small.path("janitor.last"), (0, 0))
+    janitor = Janitor(small, rung.append)
+    Disk(small, monkeypatch, size=500_000)
+    janitor.tidy()
+    with pytest.raises(SpoolFull):
+        small.mailbox(box).deliver("{}")
+    assert small.days() == [day(9)]
+    janitor._lock.release()
+
+
+def test_a_live_relay_tidies_at_its_start_and_wakes_who_waits_for_a_returned_page(
+    start_relay: Callable[..., Relay], tmp_path: Path
+) -> None:
+    spool = Spool(str(tmp_path / "spool"))
+    key = new_key()
+    expired = put(spool, number(key), "new", 8)
+    relay = start_relay()
+    until(lambda: not expired.exists())
+    assert relay.get("/healthz").json()["retention"] == "ok"
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Spool:
+    """A spool with 100,000 mailboxes and 10,000 pages."""
+    spool = Spool(str(tmp_path_factory.mktemp("crowded") / "spool"))
+    for n in range(100_000):
+        box = number(new_key())
+        os.mkdir(spool.path("new", box))
+        if n % 10 == 0:
+            put(spool, box, "new", 1)
+    return spool
+
+
+def test_with_100000_mailboxes_an_idle_pass_costs_less_than_a_second(
+    crowded: Spool, rung: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    janitor = Janitor(crowded, rung.append)
+    janitor.tidy()
+    for hours in (0.02, 1):  # the pass of each minute, and the look of each hour
+        an_hour_later(monkeypatch, hours)
+        began = time.thread_time()
+        janitor.tidy()
+        assert time.thread_time() - began < 1
+    janitor._lock.release()
+
+
+def test_with_100000_mailboxes_a_relay_answers_within_three_seconds(
+    start_relay: Callable[..., Relay], crowded: Spool
+) -> None:
+    began = time.monotonic()
+    relay = start_relay(Path(crowded.root))
+    assert relay.notify(new_key()).status_code == 202
+    assert time.monotonic() - began < 3
