@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +80,18 @@ def as_user(user: int, imports: str, script: str) -> list[str]:
 class Relay:
     """A relay in a process of its own."""
 
-    def __init__(self, spool: Path, log: Path, user: int | None = None, **settings: object) -> None:
+    def __init__(
+        self, spool: Path, log: Path, user: int | None = None, prefix: Sequence[str] = (), **settings: object
+    ) -> None:
         self.spool = spool
         self.log = log
         environment = clean_environment(**{"PORT": 0, "DATA_DIR": spool, **settings})
+        command = [sys.executable, "-m", "pagermcp"]
+        if user is not None:
+            command = as_user(user, "import encodings.idna; from pagermcp.cli import main", "main()")
         with log.open("ab") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "pagermcp"]
-                if user is None
-                else as_user(user, "import encodings.idna; from pagermcp.cli import main", "main()"),
+                [*prefix, *command],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,

@@ -9,13 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from conftest import Relay, new_key, number, until
+from conftest import Relay, new_key, number, require, until
 
 from pagermcp.spool import Spool
 from pagermcp.waking import Switchboard, Watcher, make_watcher
-from pagermcp.waking.watch import NoWatcher
+
+if sys.platform == "linux":
+    from watchdog.observers import inotify_c
+    from watchdog.observers.inotify_c import InotifyConstants, InotifyEvent, InotifyFD, WatchDescriptor
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 
@@ -84,6 +88,22 @@ def test_a_handler_that_fails_does_not_end_watching(
         assert failed.wait(10)
     Path(spool.path("new", box, "two")).write_text("{}")
     until(rung)
+
+
+def test_the_watched_folder_may_be_removed_and_made_again(
+    spool: Spool, switchboard: Switchboard, watcher: Watcher
+) -> None:
+    box, _ = waiting(spool, switchboard, watcher)
+    os.rmdir(spool.path("new", box))
+    os.rmdir(spool.path("new"))
+    until(lambda: watcher.tend([box]) or watcher.state == "degraded")
+    spool.mailbox(box).make()
+    until(lambda: watcher.tend([box]) or watcher.state == "ok")
+    waiter = switchboard.enter(box)
+    switchboard.ring(box)  # the one before
+    waiter.about_to_look()
+    Path(spool.path("new", box, "page")).write_text("{}")
+    until(lambda: waiter.rung)
 
 
 def test_off_watches_nothing_and_says_so(spool: Spool, switchboard: Switchboard) -> None:
@@ -176,31 +196,78 @@ class TestInotify:
         watcher.tend([])
         assert watcher.state == "ok"
 
-    def test_an_instance_limit_that_is_reached_leaves_a_relay_that_sweeps(
-        self, spool: Spool, switchboard: Switchboard, monkeypatch: pytest.MonkeyPatch
+    def test_an_instance_limit_that_is_reached_is_degraded_until_there_is_room(
+        self, spool: Spool, switchboard: Switchboard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        from watchdog.observers.inotify_c import InotifyFD
-
         def refuse(cls: type[InotifyFD]) -> int:
             raise OSError(errno.EMFILE, "inotify instance limit reached")
 
-        monkeypatch.setattr(InotifyFD, "_create_inotify_fd", classmethod(refuse))
-        watcher = make_watcher("auto", spool, switchboard)
-        assert isinstance(watcher, NoWatcher)
-        assert watcher.state == "degraded"
+        with monkeypatch.context() as patch:
+            patch.setattr(InotifyFD, "_create_inotify_fd", classmethod(refuse))
+            watcher = make_watcher("auto", spool, switchboard)
+            box, rung = waiting(spool, switchboard, watcher)
+            watcher.tend([box])
+            assert watcher.state == "degraded"
+            assert len(caplog.messages) == 1
+        watcher.tend([box])
+        assert watcher.state == "ok"
+        Path(spool.path("new", box, "page")).write_text("{}")
+        until(rung)
+        watcher.stop()
 
-    def test_an_overflow_rings_everybody(self, spool: Spool, switchboard: Switchboard, watcher: Watcher) -> None:
-        from watchdog.observers.inotify_c import InotifyConstants, InotifyEvent, InotifyFD, WatchDescriptor
-
-        (thread,) = (one for one in threading.enumerate() if isinstance(one, InotifyFD))
+    def test_an_overflow_rings_everybody_and_is_degraded_for_a_moment(
+        self, spool: Spool, switchboard: Switchboard, watcher: Watcher
+    ) -> None:
         boxes = [waiting(spool, switchboard, watcher) for _ in range(3)]
-        thread.handle_event(InotifyEvent(WatchDescriptor(-1), InotifyConstants.IN_Q_OVERFLOW, 0, b""))
+        overflow = InotifyEvent(WatchDescriptor(-1), InotifyConstants.IN_Q_OVERFLOW, 0, b"")
+        inotify_of(watcher).handle_event(overflow)
         assert all(rung() for _, rung in boxes)
+        assert watcher.state == "degraded"
+        watcher.tend([box for box, _ in boxes])
+        assert watcher.state == "ok"
+
+    def test_a_real_overflow_loses_no_page(
+        self, spool: Spool, switchboard: Switchboard, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+        box, _ = waiting(spool, switchboard, watcher)
+        late, late_rung = waiting(spool, switchboard, watcher)
+        blocked, go = threading.Event(), threading.Event()
+        handle = InotifyFD.handle_event
+
+        def handle_slowly(self: InotifyFD, event: InotifyEvent) -> None:
+            blocked.set()
+            assert go.wait(60)
+            handle(self, event)
+
+        monkeypatch.setattr(InotifyFD, "handle_event", handle_slowly)
+        for n in range(limit + 3000):
+            os.link(spool.path("FORMAT"), spool.path("new", box, f"{n}"))
+        assert blocked.is_set()
+        Path(spool.path("new", late, "page")).write_text("{}")  # its event is among those that were lost
+        go.set()
+        until(late_rung, 30)
+
+    def test_a_thread_of_watchdogs_that_ended_is_replaced(
+        self, spool: Spool, switchboard: Switchboard, watcher: Watcher
+    ) -> None:
+        box, rung = waiting(spool, switchboard, watcher)
+        before = inotify_threads()
+        dead = inotify_of(watcher)
+        dead.stop()
+        dead.join()
+        assert watcher.state == "degraded"
+        watcher.tend([box])
+        assert watcher.state == "ok"
+        assert rung()  # for what may have been missed
+        other, other_rung = waiting(spool, switchboard, watcher)
+        for one in (box, other):
+            Path(spool.path("new", one, "page")).write_text("{}")
+        until(other_rung)
+        assert inotify_threads() == before
 
     def test_watchdogs_inotify_is_as_we_use_it(self) -> None:
         """A contract test: it fails when a new watchdog changes underneath."""
-        from watchdog.observers import inotify_c
-
         fd = inotify_c.InotifyFD
         assert list(inspect.signature(fd.add_callback).parameters) == ["self", "path", "mask", "callback", "id_"]
         assert list(inspect.signature(fd.remove_callbacks).parameters) == ["self", "callbacks"]
@@ -208,6 +275,17 @@ class TestInotify:
         callbacks = {name for name in vars(inotify_c.WatchCallback) if name.startswith("on_")}
         assert callbacks == {"on_event", "on_watch_deleted", "on_queue_overflow"}
         assert {"is_create", "is_close_write", "is_moved_to", "name"} <= set(dir(inotify_c.InotifyEvent)) | {"name"}
+
+
+def inotify_of(watcher: Watcher) -> "InotifyFD":
+    """The thread that a watcher has from watchdog; there may be others, which watchdog's observers share."""
+    inotify = cast(Any, watcher)._inotify
+    assert isinstance(inotify, InotifyFD)
+    return inotify
+
+
+def inotify_threads() -> int:
+    return sum(isinstance(one, InotifyFD) for one in threading.enumerate())
 
 
 def _inotify_watches() -> int:
@@ -232,3 +310,57 @@ def test_a_relay_with_the_portable_observer_wakes_too(
     began = time.monotonic()
     assert held.result(15).json()["from"] == "mv"
     assert time.monotonic() - began < 3  # it can't see that the file is complete, and waits until nobody writes to it
+
+
+def in_namespace(limit: str) -> list[str]:
+    """A command that runs another where inotify has that limit."""
+    unshare = require("unshare", "util-linux")
+    return [unshare, "--user", "--map-root-user", "sh", "-c", f'echo {limit} && exec "$@"', "sh"]
+
+
+@on_linux
+@pytest.mark.parametrize("limit", ["3 >/proc/sys/user/max_inotify_watches", "0 >/proc/sys/user/max_inotify_instances"])
+def test_at_the_systems_limits_pages_still_come_within_a_sweep_and_health_says_degraded(
+    start_relay: Callable[..., Relay], tmp_path: Path, limit: str
+) -> None:
+    relay = start_relay(prefix=in_namespace(limit))
+    keys = [new_key() for _ in range(6)]
+    held = [relay.start_waiting(key) for key in keys]
+    until(lambda: relay.get("/healthz").json()["watching"] == "degraded")
+    began = time.monotonic()
+    for key in keys:
+        (tmp_path / "page.json").write_text('{"from":"mv"}')
+        os.utime(tmp_path / "page.json", (0, 0))
+        subprocess.run(["mv", tmp_path / "page.json", relay.new(key)], check=True)
+    assert all(one.result(15).json()["from"] == "mv" for one in held)
+    assert time.monotonic() - began < 4
+    assert relay.notify(keys[0]).status_code == 202
+    assert "Traceback" not in relay.log.read_text()
+    assert relay.log.read_text().count("limit reached") <= 6
+
+
+@on_linux
+def test_5000_mailboxes_made_and_removed_in_seconds_leave_it_well(
+    start_relay: Callable[..., Relay], tmp_path: Path, key: str
+) -> None:
+    relay = start_relay()
+    held = relay.start_waiting(key)
+    connections = []
+    for n in range(5000):
+        box = number(new_key())
+        (relay.spool / "new" / box).mkdir()
+        (relay.spool / "new" / box).rmdir()
+        if n % 25 == 0:  # and 200 of those that somebody waits for
+            waited = new_key()
+            connections.append(relay.connect())
+            connections[-1].sendall(f"GET /mailboxes/{waited}/wait HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            until(relay.new(waited).is_dir)
+            relay.new(waited).rmdir()
+    for connection in connections:
+        connection.close()
+    until(lambda: relay.get("/healthz").json()["watching"] == "ok")
+    (tmp_path / "page.json").write_text('{"from":"mv"}')
+    subprocess.run(["mv", tmp_path / "page.json", relay.new(key)], check=True)
+    assert held.result(15).json()["from"] == "mv"
+    assert relay.stop() == 0
+    assert "Traceback" not in relay.log.read_text()

@@ -126,8 +126,13 @@ class Mailbox:
         return f"{self._newest:016d}"
 
     def make(self) -> bool:
-        """Make the mailbox; False when it exists."""
-        if not files.make_directory(self._new, self._mode):
+        """Make the mailbox; False when it exists. Raises OSError when the spool itself is gone."""
+        try:
+            made = files.make_directory(self._new, self._mode)
+        except FileNotFoundError:
+            files.make_directory(os.path.dirname(self._new), self._mode)
+            made = files.make_directory(self._new, self._mode)
+        if not made:
             return False
         self._parent_synced = False
         return True

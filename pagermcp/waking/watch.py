@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
+from watchdog.observers.api import BaseObserver
 
 from pagermcp.spool import Spool
 from pagermcp.spool.page import WORKERS, PageName
@@ -35,38 +36,38 @@ log = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """Rings the switchboard when files arrive. Slower when it fails, never wrong: the sweep looks as well."""
+    """Rings the switchboard when files arrive. Slower when it fails, never wrong: the sweep looks as well.
+
+    Nothing about watching raises. What fails is said once in the log, makes the state degraded, and is tried again
+    whenever the sweep tends the watcher."""
 
     @property
     def state(self) -> State: ...
 
     def watch(self, number: str) -> None:
-        """Somebody is about to wait for this number; its directory exists. Never raises."""
+        """Somebody is about to wait for this number; its directory exists."""
 
     def tend(self, waiting: Collection[str]) -> None:
-        """Drop watches that nobody needs, and make those again that are missing. Called every few seconds."""
+        """Mend what has failed, make watches again that are missing, and drop those that nobody needs.
+
+        waiting: the numbers somebody waits for. Called every few seconds."""
 
     def stop(self) -> None: ...
 
 
 def make_watcher(kind: str, spool: Spool, switchboard: Switchboard) -> Watcher:
-    """The watcher for the setting PAGERMCP_WATCH; one that only says "degraded" when the system has none left."""
-    try:
-        if kind == "auto" and sys.platform == "linux":
-            return InotifyWatcher(spool, switchboard)
-        if kind != "off":
-            return ObserverWatcher(spool, switchboard)
-    except OSError as error:
-        log.warning("watching is not possible (%s); new files are noticed within 2 s", error)
-        return NoWatcher("degraded")
-    return NoWatcher("off")
+    """The watcher for the setting PAGERMCP_WATCH."""
+    if kind == "off":
+        return NoWatcher()
+    if kind == "auto" and sys.platform == "linux":
+        return InotifyWatcher(spool, switchboard)
+    return ObserverWatcher(spool, switchboard)
 
 
 class NoWatcher:
     """Nothing is watched: files that others bring are noticed by the sweep alone."""
 
-    def __init__(self, state: State) -> None:
-        self.state: State = state
+    state: State = "off"
 
     def watch(self, number: str) -> None:
         pass
@@ -97,7 +98,7 @@ def _arrived(spool: Spool, switchboard: Switchboard, number: str, name: str, com
 if sys.platform == "linux":
 
     class InotifyWatcher:
-        """One non-recursive inotify watch a mailbox with waiters, kept a minute after the last one. Raises OSError."""
+        """One non-recursive inotify watch a mailbox with waiters, kept a minute after the last one."""
 
         _MASK = Mask(
             InotifyConstants.IN_MOVED_TO
@@ -110,15 +111,36 @@ if sys.platform == "linux":
         def __init__(self, spool: Spool, switchboard: Switchboard) -> None:
             self._spool = spool
             self._switchboard = switchboard
-            self._lock = threading.Lock()
+            self._lock = threading.RLock()  # stopping watchdog calls back, in this thread, for each watch
             self._watches: dict[str, _MailboxWatch] = {}
             self._failed: set[str] = set()
-            self._inotify = InotifyFD()
-            self._inotify.start()
+            self._overflowed = False
+            self._inotify: InotifyFD | None = None
+            self._reported = False
+            self._start()
 
         @property
         def state(self) -> State:
-            return "degraded" if self._failed or not self._inotify.is_alive() else "ok"
+            return "degraded" if self._failed or self._overflowed or not self._alive() else "ok"
+
+        def _alive(self) -> bool:
+            return self._inotify is not None and self._inotify.is_alive()
+
+        def _start(self) -> None:
+            """Begin watching, or begin anew, with no watch yet."""
+            if self._inotify is not None:
+                log.warning("watching had ended and begins anew")
+                self._inotify.stop()
+            self._watches.clear()
+            try:
+                self._inotify = InotifyFD()
+                self._inotify.start()
+                self._reported = False
+            except (OSError, RuntimeError) as error:  # no instance or no thread left; both are asked for again
+                self._inotify = None
+                if not self._reported:
+                    log.warning("watching is not possible (%s); new files are noticed within 2 s", error)
+                self._reported = True
 
         def watch(self, number: str) -> None:
             with self._lock:
@@ -126,7 +148,9 @@ if sys.platform == "linux":
                 if known is not None:
                     known.needed_at = time.monotonic()
                     return
-                watch = _MailboxWatch(number, self._arrived, self._deleted, self._switchboard.ring_all)
+                watch = _MailboxWatch(number, self._arrived, self._deleted, self._overflow)
+                if self._inotify is None:
+                    return
                 try:
                     watch.descriptor = self._inotify.add_callback(
                         os.fsencode(self._spool.path("new", number)), self._MASK, watch, self._ID
@@ -143,19 +167,25 @@ if sys.platform == "linux":
                     self._watches[number] = watch
 
         def tend(self, waiting: Collection[str]) -> None:
+            self._overflowed = False
+            if not self._alive():
+                with self._lock:
+                    self._start()
+                self._switchboard.ring_all()
             for number in waiting:
                 self.watch(number)
             with self._lock:
                 self._failed.intersection_update(waiting)
                 past = time.monotonic() - _KEEP_SECONDS
                 for number, watch in list(self._watches.items()):
-                    if watch.needed_at < past:
+                    if watch.needed_at < past and self._inotify is not None:
                         del self._watches[number]
                         self._inotify.remove_callbacks([(watch.descriptor, self._ID)])
 
         def stop(self) -> None:
-            self._inotify.stop()
-            self._inotify.join(1)
+            if self._inotify is not None:
+                self._inotify.stop()
+                self._inotify.join(1)
 
         def _arrived(self, number: str, event: "InotifyEvent") -> None:
             complete = event.is_close_write or event.is_moved_to
@@ -167,6 +197,11 @@ if sys.platform == "linux":
                 if watch is not None and watch.descriptor == descriptor:  # and not made again meanwhile
                     del self._watches[number]
             self._switchboard.ring(number)
+
+        def _overflow(self) -> None:
+            if not self._overflowed:  # every watch is told, but one ring for all is enough
+                self._overflowed = True
+                self._switchboard.ring_all()
 
     class _MailboxWatch:
         """What watchdog calls for one mailbox (its WatchCallback)."""
@@ -194,28 +229,48 @@ if sys.platform == "linux":
 
 
 class ObserverWatcher(FileSystemEventHandler):
-    """Watchdog's public Observer on all of new/: for systems without inotify. Raises OSError."""
+    """Watchdog's public Observer on all of new/: for systems without inotify."""
 
     def __init__(self, spool: Spool, switchboard: Switchboard) -> None:
         self._spool = spool
         self._switchboard = switchboard
-        self._observer = Observer()
-        self._observer.schedule(self, spool.path("new"), recursive=True)
-        self._observer.start()
+        self._observer: BaseObserver | None = None
+        self._reported = False
+        self._start()
 
     @property
     def state(self) -> State:
-        return "ok" if self._observer.is_alive() else "degraded"
+        return "ok" if self._alive() else "degraded"
+
+    def _alive(self) -> bool:
+        threads = [] if self._observer is None else [self._observer, *self._observer.emitters]
+        return len(threads) > 1 and all(thread.is_alive() for thread in threads)
+
+    def _start(self) -> None:
+        self.stop()
+        try:
+            self._observer = Observer()
+            self._observer.schedule(self, self._spool.path("new"), recursive=True)
+            self._observer.start()
+            self._reported = False
+        except (OSError, RuntimeError) as error:
+            self._observer = None
+            if not self._reported:
+                log.warning("watching is not possible (%s); new files are noticed within 2 s", error)
+            self._reported = True
 
     def watch(self, number: str) -> None:
         pass
 
     def tend(self, waiting: Collection[str]) -> None:
-        pass
+        if not self._alive():
+            self._start()
+            self._switchboard.ring_all()
 
     def stop(self) -> None:
-        self._observer.stop()
-        self._observer.join(1)
+        if self._observer is not None and self._observer.is_alive():
+            self._observer.stop()
+            self._observer.join(1)
 
     def on_any_event(self, event: FileSystemEvent) -> None:
         if event.is_directory or event.event_type not in ("created", "moved", "closed"):
