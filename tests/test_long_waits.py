@@ -2,15 +2,17 @@
 
 All of them wait at the same time, on one relay, so that the file takes half a minute and not four."""
 
+import json
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from conftest import Relay, new_key, require, until
+from conftest import Relay, new_key, until
+from test_existing_clients import COMMANDS, start
 
+printed: dict[str, str] = {}  # by the clients of test_existing_clients
 CHUNK = re.compile(rb"([0-9A-F]+)\r\n(.*?)\r\n", re.DOTALL)
 
 
@@ -50,26 +52,27 @@ class Conversation:
 
 @pytest.fixture(scope="module")
 def talks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Conversation]:
-    """Eight waits: paged after the first heartbeat, paged after the second, cut by a stop; and curl."""
+    """Waits that are paged after the first heartbeat, or after the second, or cut by a stop."""
     folder: Path = tmp_path_factory.mktemp("long")
     relay = Relay(folder / "spool", folder / "log")
-    curl = require("curl", "curl")
     talks = {
         f"{name} {version}": Conversation(relay, version)
         for version in ("1.0", "1.1")
         for name in ("first", "second", "cut")
     }
-    curls_key = new_key()
-    with subprocess.Popen([curl, "-s", f"{relay.url}/mailboxes/{curls_key}/wait"], stdout=subprocess.PIPE) as curling:
-        began = time.monotonic()
-        until(relay.new(curls_key).is_dir)
-        for talk in talks.values():
-            talk.receive()
-        assert 19.5 < time.monotonic() - began < 30
-        for version in ("1.0", "1.1"):
-            relay.notify(talks[f"first {version}"].key, json={"message": "first"})
-        relay.notify(curls_key, json={"message": "for curl"})
-        talks["curl"] = type("Curl", (), {"came": curling.communicate(timeout=10)[0]})  # type: ignore[assignment]
+    keys = {client: new_key() for client in COMMANDS}
+    clients = {client: start(client, relay, key, 1) for client, key in keys.items()}
+    began = time.monotonic()
+    until(lambda: all(relay.new(key).is_dir() for key in keys.values()))
+    for talk in talks.values():
+        talk.receive()
+    assert 19.5 < time.monotonic() - began < 30
+    for version in ("1.0", "1.1"):
+        relay.notify(talks[f"first {version}"].key, json={"message": "first"})
+    for client, process in clients.items():
+        relay.notify(keys[client], json={"message": f"for {client}"})
+        with process:
+            printed[client] = process.communicate(timeout=10)[0]
     for version in ("1.0", "1.1"):
         talks[f"first {version}"].receive_all()
         second = talks[f"second {version}"]
@@ -108,9 +111,9 @@ def test_the_page_follows_the_spaces_and_ends_the_answer(
     assert talks[f"{name} 1.1"].body.endswith(b"\r\n0\r\n\r\n")
 
 
-def test_curl_prints_the_page_after_white_space(talks: dict[str, Conversation]) -> None:
-    assert talks["curl"].came.startswith(b' {"id":')
-    assert b'"message":"for curl"' in talks["curl"].came
+@pytest.mark.parametrize("client", COMMANDS)
+def test_existing_clients_do_not_mind_the_white_space(talks: dict[str, Conversation], client: str) -> None:
+    assert json.loads(printed[client])["message"] == f"for {client}"
 
 
 def test_a_stop_cuts_a_chunked_wait_without_the_final_chunk(talks: dict[str, Conversation]) -> None:

@@ -35,7 +35,7 @@ def test_every_other_command_works(relay: Relay, tmp_path: Path) -> None:
         assert process.returncode == 0, errors
         return output
 
-    wait, page, archive, number, by_header, by_path, by_mv, read, cat = (b for b in BLOCKS if "./dev" not in b)
+    wait, page, archive, number, by_header, by_path, by_mv, script, read, cat = (b for b in BLOCKS if "./dev" not in b)
     with start(wait) as waiting:
         until((tmp_path / ".pager_session").exists)
         until(lambda: list(relay.spool.glob("new/*")))
@@ -51,11 +51,13 @@ def test_every_other_command_works(relay: Relay, tmp_path: Path) -> None:
     assert run(by_mv) == ""
     assert len(list(mailbox.iterdir())) == 3
 
-    # the block looks and takes three: they are two texts, and the page that was moved in
+    assert run(script) == "compiling\n"
+
+    # the block looks and takes three of the four
     looked, consumed, waited, last = run(read).splitlines()
     assert [page["message"] for page in json.loads(looked)["messages"][:2]] == ["build done"] * 2
     assert json.loads(consumed)["message"]["message"] == "build done"
     assert json.loads(waited)["message"] == "build done"
-    assert json.loads(last)["message"] == "moved in"
+    assert json.loads(last)["message"] == "Build finished"  # the file moved in counts from when it was noticed
     until(lambda: not list(relay.spool.glob("leased/*/*")))
-    assert json.loads(run(cat))["payload"] == {"message": "moved in"}
+    assert json.loads(run(cat))["payload"]["logs"] == "compiling\n"

@@ -1,6 +1,7 @@
 """The spool directory: made, checked, mended."""
 
 import os
+import re
 import stat
 import subprocess
 import tempfile
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import NOBODY, as_root, as_user, new_key, number
+from conftest import NOBODY, REPOSITORY, as_root, as_user, new_key, number
 
 from pagermcp.spool import Spool, SpoolRefused
 from pagermcp.spool.spool import FORMAT, GUIDE
@@ -146,6 +147,13 @@ def test_strange_things_in_tmp_do_not_keep_it_from_opening(spool: Spool) -> None
     os.utime(spool.path("tmp", "folder"), (0, 0))
     Path(spool.path("tmp", "adopt-x")).touch()
     spool.recover()
+
+
+def test_the_folders_readme_explains_what_the_format_file_explains() -> None:
+    readme = (REPOSITORY / "spool" / "README.md").read_text()
+    for path in re.findall(r"^[a-z].*?(?=  )", GUIDE, re.MULTILINE):
+        for part in path.split(", "):
+            assert f"`{part.replace('<YYYY-MM-DD>', '<day>')}`" in readme
 
 
 def test_a_probe_leaves_nothing_behind(spool: Spool) -> None:

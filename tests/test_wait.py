@@ -143,6 +143,33 @@ def test_a_client_that_went_takes_no_page(relay: Relay, key: str, how: str) -> N
     assert waiting.result(10).json()["id"] == id
 
 
+def test_hundreds_of_clients_that_went_leave_nothing_behind(relay: Relay) -> None:
+    def descriptors() -> int:
+        return len(os.listdir(f"/proc/{relay.process.pid}/fd"))
+
+    before = descriptors()
+    keys = [new_key() for _ in range(300)]
+    connections = []
+    for key in keys:
+        connections.append(relay.connect())
+        connections[-1].sendall(f"GET /mailboxes/{key}/wait HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    until(lambda: all(relay.new(key).is_dir() for key in keys))
+    for n, connection in enumerate(connections):
+        if n % 3 == 1:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if n % 3 == 2:
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1000) == b""
+        connection.close()
+    began = time.monotonic()
+    until(lambda: descriptors() <= before)
+    # nobody waits any more: the answer to a page says how many do
+    until(lambda: all(relay.notify(key).json()["waiters"] == 0 for key in keys[::10]))
+    assert time.monotonic() - began < 3
+    for key in keys[::10]:
+        assert relay.get(f"/mailboxes/{key}/wait").status_code == 200
+
+
 def test_more_waits_than_places_are_503_and_posts_still_get_through(start_relay: Callable[..., Relay]) -> None:
     relay = start_relay()
     connections = []

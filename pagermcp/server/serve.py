@@ -41,6 +41,8 @@ _STOP_SECONDS = 2.0
 _BODY_SLACK = 1 << 20  # bodies up to this much over the limit are read, so that the 413 can say their size
 _HEADER_BYTES = 16384
 _DEAD_PEER_SECONDS = 30
+_LINGER_SECONDS = 2.0
+_FORGET_BYTES = 1 << 18
 
 log = logging.getLogger("pagermcp")
 
@@ -182,11 +184,14 @@ class JsonErrorTask(ErrorTask):
         if error.code == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             limit = self.channel.adj.max_request_body_size - _BODY_SLACK
             code, message, hint = "too_large", f"the body is far larger than the limit of {limit} bytes", "send less"
+        elif error.code == http.HTTPStatus.INTERNAL_SERVER_ERROR:
+            code, hint = "internal", "the relay's log says more"
         body = error_body(code, message, hint)
         self.status = f"{error.code} {error.reason}"
         self.response_headers += [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
         self.set_close_on_finish()
         self.content_length = len(body)
+        self.channel.lingers = True
         self.write(body)
 
 
@@ -219,11 +224,40 @@ class Parser(HTTPRequestParser):
 
 
 class Channel(HTTPChannel):
-    """A connection that knows whether its client is still there."""
+    """A connection that knows whether its client is still there, and does not hang up on one who is still sending.
+
+    To close a socket with unread bytes resets it, and then the client may never see the error that was written. So
+    after an error the rest is read and forgotten, for a moment."""
 
     parser_class = Parser
     task_class = Task
     error_task_class = JsonErrorTask
+    close_when_flushed: bool
+    lingers = False
+    _lingers_until = 0.0
+
+    def handle_write(self) -> None:
+        if self.lingers and self.close_when_flushed:
+            self._flush_exception(self._flush_some)
+            if not self.total_outbufs_len and self.connected:
+                self.close_when_flushed = False
+                self._lingers_until = time.monotonic() + _LINGER_SECONDS
+                with contextlib.suppress(OSError):  # then the client has gone, and the next read says so
+                    self.socket.shutdown(socket.SHUT_WR)
+        else:
+            super().handle_write()
+
+    def writable(self) -> bool:
+        if self._lingers_until and time.monotonic() > self._lingers_until:
+            self.will_close = True
+            self.lingers = False
+        return bool(super().writable())
+
+    def handle_read(self) -> None:
+        if self._lingers_until:
+            self.recv(_FORGET_BYTES)  # which closes at the end
+        else:
+            super().handle_read()
 
     def check_client_disconnected(self) -> bool:
         """True when the client closed, also when the main loop has not come round to notice."""
