@@ -134,7 +134,8 @@ def test_a_client_that_went_takes_no_page(relay: Relay, key: str, how: str) -> N
     until(relay.new(key).is_dir)
     if how == "half-close":
         gone.shutdown(socket.SHUT_WR)
-        assert gone.recv(1000) == b""
+        answer = b"".join(iter(lambda: gone.recv(65536), b""))
+        assert answer == b"" or b'"code":"client_gone"' in answer  # as who notices first
     if how == "reset":
         gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     gone.close()
@@ -159,7 +160,8 @@ def test_hundreds_of_clients_that_went_leave_nothing_behind(relay: Relay) -> Non
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if n % 3 == 2:
             connection.shutdown(socket.SHUT_WR)
-            assert connection.recv(1000) == b""
+            while connection.recv(65536):
+                pass
         connection.close()
     began = time.monotonic()
     until(lambda: descriptors() <= before)

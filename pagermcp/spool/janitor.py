@@ -47,7 +47,13 @@ class Janitor:
         self._spool = spool
         self._ring = ring
         self._mailbox_days, self._message_days, self._archive_days = mailbox_days, message_days, archive_days
-        self._lock = FileLock(spool.path("janitor.lock"), timeout=0, mode=spool.file_mode, fallback_to_soft=False)
+        self._lock = FileLock(
+            spool.path("janitor.lock"),
+            timeout=0,
+            mode=spool.file_mode,
+            thread_local=False,  # it may be taken by `start` and is released by the thread
+            fallback_to_soft=False,
+        )
         self._last = spool.path("janitor.last")
         self._clock: Clock | None = None  # only with the lock
         self._relief = threading.Lock()
@@ -64,6 +70,8 @@ class Janitor:
         return self._clock.problem or "ok"
 
     def start(self) -> None:
+        """Take the lock if it is free, and begin. Raises OSError."""
+        self._take_office()
         self._thread.start()
 
     def _run(self) -> None:
@@ -111,6 +119,8 @@ class Janitor:
                 self._delete(days.pop())
 
     def _take_office(self) -> bool:
+        if not os.path.exists(self._spool.path("FORMAT")):  # the spool is gone, and a lock must not make its folder
+            return False
         try:
             self._lock.acquire()
         except Timeout:

@@ -24,7 +24,11 @@ log = logging.getLogger(__name__)
 
 
 class WaitEnded(Exception):
-    """There is no page and no use in waiting on: the client went, or the relay stops."""
+    """There is no page and no use in waiting on: the client went, or the relay stops. Holds what can be answered."""
+
+    def __init__(self, answer: Refused) -> None:
+        super().__init__(answer.message)
+        self.answer = answer
 
 
 class Wait:
@@ -51,9 +55,9 @@ class Wait:
             if timeout:
                 raise Refused(408, "timeout", f"no page came within {timeout:g} s", "ask again")
             return Response(self, 200, NO_STORE, content_type="application/json")
-        except WaitEnded:
+        except WaitEnded as ended:
             self.close()
-            raise Refused(503, "stopping", "the relay is stopping", "ask again", retry_after=1) from None
+            raise ended.answer from None
         except BaseException:
             self.close()
             raise
@@ -93,10 +97,13 @@ class Wait:
         until = time.monotonic() + seconds
         while True:
             if self._gone():
-                raise WaitEnded  # before the look, so that a ring goes to the next
+                hint = "keep it open until the answer has come"
+                # before the look, so that a ring goes to the next
+                raise WaitEnded(Refused(408, "client_gone", "the client closed the connection while it waited", hint))
             self._waiter.about_to_look()
             if self._relay.switchboard.draining:
-                raise WaitEnded  # after that, so that its ring is not missed
+                # after that, so that its ring is not missed
+                raise WaitEnded(Refused(503, "stopping", "the relay is stopping", "ask again", retry_after=1))
             page = self._mailbox.claim(HANDOVER_SECONDS)
             if page is None:
                 if time.monotonic() >= until:
