@@ -167,6 +167,64 @@ def test_a_command_that_was_interrupted_is_still_paged(pager: Pager) -> None:
     assert (pager.page()["status"], pager.page()["exit_code"]) == ("failed", 130)
 
 
+def test_a_command_finds_its_umask_and_its_environment_as_they_were(pager: Pager) -> None:
+    names = ["url", "mode", "command", "session", "message", "project", "log", "key", "work", "status", "code", "tail"]
+    environment = {name: f"the caller's {name}" for name in names}
+    command = "umask; " + "; ".join(f'echo "${name}"' for name in names)
+    expected = "".join(f"{value}\n" for value in environment.values())
+    done = pager.run("--run", command, environment=environment, umask=0o022)
+    assert done.stdout.decode() == "0022\n" + expected
+    assert pager.run("--run", "env", environment=environment).stdout.decode().count(pager.key) == 0
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_watching_a_process_can_be_stopped_and_leaves_nothing(pager: Pager, how: signal.Signals, code: int) -> None:
+    temporary = pager.folder / "temporary"
+    temporary.mkdir()
+    with pager.start(
+        "--pid", str(os.getpid()), "--interval", "1", start_new_session=True, environment={"TMPDIR": temporary}
+    ) as process:
+        until(lambda: any(temporary.iterdir()))
+        os.killpg(process.pid, how)
+        assert process.wait(20) in (code, -how)  # bash ends by the signal itself when its sleep did
+    assert list(temporary.iterdir()) == []
+    assert not pager.relay.new(pager.key).exists()
+
+
+def test_a_command_whose_terminal_went_away_is_still_paged(pager: Pager) -> None:
+    with pager.start("--run", "touch begun; exec sleep 30", start_new_session=True) as process:
+        until((pager.folder / "begun").exists)
+        until(lambda: b"sleep" in subprocess.check_output(["ps", "-o", "args=", "-s", str(process.pid)]))
+        os.killpg(process.pid, signal.SIGHUP)
+        assert process.wait(20) == 129
+    assert pager.page()["exit_code"] == 129
+
+
+def test_a_command_whose_output_nobody_reads_on_is_still_paged(pager: Pager) -> None:
+    script = " ".join([*pager.shell, "pager.sh", "--run", "'seq 1 100000'", "| head -1"])
+    shown = subprocess.run(
+        ["sh", "-c", script], cwd=pager.folder, env=clean_environment(PATH=pager.path), capture_output=True, timeout=60
+    )
+    assert shown.stdout == b"1\n"
+    assert pager.page()["JOB_ID"] == "run"
+
+
+def test_a_log_file_or_a_command_may_begin_with_a_dash(pager: Pager) -> None:
+    assert pager.run("--run", "echo kept", "--log", "-x").stdout == b"kept\n"
+    assert (pager.folder / "-x").read_text() == "kept\n"
+    assert pager.run("--run", "-c").returncode == 127  # there is no such command, but it was looked for
+
+
+def test_notify_without_any_text_has_the_usual_message(pager: Pager) -> None:
+    assert pager.run("--notify", stdin=b"").returncode == 0
+    assert pager.page()["message"] == "process done"
+
+
+def test_notify_of_bytes_that_are_no_text_still_pages(pager: Pager) -> None:
+    assert pager.run("--notify", stdin=b"\xff" * 20000).returncode == 0
+    assert pager.page()["message"] == "\ufffd" * 8192
+
+
 def test_notify_pages_at_once_with_the_message_or_with_standard_input(pager: Pager) -> None:
     assert pager.run("--notify", "--message", "I am done", "--job-id", "j").returncode == 0
     page = {"JOB_ID": "j", "status": "success", "message": "I am done", "exit_code": 0, "logs": ""}
@@ -253,6 +311,8 @@ def test_the_key_is_on_no_command_line(pager: Pager) -> None:
         (["--pid", "x"], b"--pid needs the number of a process"),
         (["--pid", "1", "--interval", "0"], b"--interval needs"),
         (["--notify", "--dry-run=x"], b"--dry-run needs an exit code"),
+        (["--run", "touch ran", "--dry-run="], b"--dry-run needs an exit code"),
+        (["--run", "touch ran", "--dry-run=256"], b"--dry-run needs an exit code"),
         (["--notify", "--field", "x"], b"--field needs NAME=VALUE"),
         (["--notify", "--field", "=x"], b"has no name"),
         (["--notify", "--field", "status=x"], b"or one that is taken"),

@@ -1,10 +1,10 @@
 #!/bin/sh
 # pager.sh: run a command, watch a process or just say something, and page a mailbox about it. One page, sent at the end.
 # Needs a POSIX shell, awk, od, tail, tee, mkfifo and curl. The relay that serves this file fills its own address in.
+# Its variables begin with pgr_, so that none is the caller's: the command must find its environment as it was.
 set -u
-umask 077
 
-url=${PAGER_URL:-http://127.0.0.1:8080}
+pgr_url=${PAGER_URL:-http://127.0.0.1:8080}
 
 usage() {
     cat <<TEXT
@@ -33,10 +33,12 @@ Options:
   --help                 this text
 
 Environment:
-  PAGER_URL              the relay (default $url)
+  PAGER_URL              the relay (default $pgr_url)
 
 The output of the command appears as usual. A relay that can't be reached is said on standard error and never changes
-the exit code of --run. Exit codes otherwise: 0 paged, 1 --notify or --pid could not page, 2 wrong call.
+the exit code of --run. What kills the command (Ctrl-C, a closed terminal) is paged as its failure; a TERM sent to this
+script alone waits until the command has ended. Exit codes otherwise: 0 paged, 1 --notify or --pid could not page,
+2 wrong call.
 
 Examples:
   pager.sh --run "make -j4" --message "Build finished" --tail 5
@@ -51,12 +53,13 @@ wrong() {
     exit 2
 }
 
-mode='' command='' pid='' session='' message='' job_id='' project='' fields=''
-success_status=success fail_status=failed tail=10 log='' success_cmd='' interval=10 dry_run='' verbose=''
+pgr_mode='' pgr_command='' pgr_pid='' pgr_session='' pgr_message='' pgr_job_id='' pgr_project='' pgr_fields=''
+pgr_success_status=success pgr_fail_status=failed pgr_tail=10 pgr_log='' pgr_success_cmd='' pgr_interval=10
+pgr_dry='' pgr_code='' pgr_verbose=''
 
 set_mode() {
-    [ -z "$mode" ] || wrong "$1 and --$mode exclude each other"
-    mode=${1#--}
+    [ -z "$pgr_mode" ] || wrong "$1 and --$pgr_mode exclude each other"
+    pgr_mode=${1#--}
 }
 
 # Text on standard input as a JSON string. Bytes that are no UTF-8 become U+FFFD; all but ASCII is escaped, so that the
@@ -107,38 +110,38 @@ quoted() {
     printf '%s' "$1" | json_string
 }
 
-# page STATUS EXIT_CODE: write the page's JSON to $work/page; the logs are taken from $work/logs.
+# page STATUS EXIT_CODE: write the page's JSON to $pgr_work/page; the logs are taken from $pgr_work/logs.
 page() {
     {
         printf '{'
-        [ -z "$project" ] || printf '"PROJECT":%s,' "$(quoted "$project")"
-        printf '"JOB_ID":%s,"status":%s,' "$(quoted "$job_id")" "$(quoted "$1")"
-        printf '"message":%s,"exit_code":%s,' "$(quoted "$message")" "$2"
-        printf '"logs":%s%s}' "$(json_string <"$work/logs")" "$fields"
-    } >"$work/page"
-    if [ -n "$verbose" ]; then
-        cat "$work/page" >&2
+        [ -z "$pgr_project" ] || printf '"PROJECT":%s,' "$(quoted "$pgr_project")"
+        printf '"JOB_ID":%s,"status":%s,' "$(quoted "$pgr_job_id")" "$(quoted "$1")"
+        printf '"message":%s,"exit_code":%s,' "$(quoted "$pgr_message")" "$2"
+        printf '"logs":%s%s}' "$(json_string <"$pgr_work/logs")" "$pgr_fields"
+    } >"$pgr_work/page"
+    if [ -n "$pgr_verbose" ]; then
+        cat "$pgr_work/page" >&2
         echo >&2
     fi
 }
 
-# Send $work/page. The key goes to curl by standard input and is on no command line. Only a refused connection, after
+# Send $pgr_work/page. The key goes to curl by standard input and is on no command line. Only a refused connection, after
 # which nothing can have arrived, is tried again.
 send() {
-    tries=3
+    pgr_tries=3
     while :; do
-        status=$(printf 'header = "Authorization: Bearer %s"\n' "$key" | curl --silent --show-error --max-time 20 \
-            --config - --header 'Content-Type: application/json' --data-binary "@$work/page" \
-            --output "$work/answer" --write-out '%{http_code}' "$url/notify" 2>"$work/error")
-        code=$?
-        tries=$((tries - 1))
-        if [ "$code" -ne 7 ] || [ "$tries" -eq 0 ]; then
+        pgr_status=$(printf 'header = "Authorization: Bearer %s"\n' "$pgr_key" | curl --silent --show-error --max-time 20 \
+            --config - --header 'Content-Type: application/json' --data-binary "@$pgr_work/page" \
+            --output "$pgr_work/answer" --write-out '%{http_code}' "$pgr_url/notify" 2>"$pgr_work/error")
+        pgr_code=$?
+        pgr_tries=$((pgr_tries - 1))
+        if [ "$pgr_code" -ne 7 ] || [ "$pgr_tries" -eq 0 ]; then
             break
         fi
         sleep 1
     done
-    [ "$code" -ne 0 ] || [ "$status" != 202 ] || return 0
-    printf 'pager.sh: not paged: %s\n' "$(cat "$work/error" "$work/answer" 2>/dev/null)" >&2
+    [ "$pgr_code" -ne 0 ] || [ "$pgr_status" != 202 ] || return 0
+    printf 'pager.sh: not paged: %s\n' "$(cat "$pgr_work/error" "$pgr_work/answer" 2>/dev/null)" >&2
     return 1
 }
 
@@ -158,32 +161,32 @@ while [ $# -gt 0 ]; do
         ;;
     esac
     case $1 in
-    --run) set_mode --run && command=$2 && shift ;;
-    --pid) set_mode --pid && pid=$2 && shift ;;
+    --run) set_mode --run && pgr_command=$2 && shift ;;
+    --pid) set_mode --pid && pgr_pid=$2 && shift ;;
     --notify) set_mode --notify ;;
-    --session) session=$2 && shift ;;
-    --message) message=$2 && shift ;;
-    --job-id) job_id=$2 && shift ;;
-    --project) project=$2 && shift ;;
+    --session) pgr_session=$2 && shift ;;
+    --message) pgr_message=$2 && shift ;;
+    --job-id) pgr_job_id=$2 && shift ;;
+    --project) pgr_project=$2 && shift ;;
     --field)
         case $2 in
         =* | PROJECT=* | JOB_ID=* | status=* | message=* | exit_code=* | logs=* | uuid=*)
             wrong "--field ${2%%=*}: has no name, or one that is taken"
             ;;
-        *=*) fields="$fields,$(quoted "${2%%=*}"):$(quoted "${2#*=}")" ;;
+        *=*) pgr_fields="$pgr_fields,$(quoted "${2%%=*}"):$(quoted "${2#*=}")" ;;
         *) wrong "--field needs NAME=VALUE, not $2" ;;
         esac
         shift
         ;;
-    --success-status) success_status=$2 && shift ;;
-    --fail-status) fail_status=$2 && shift ;;
-    --tail) tail=$2 && shift ;;
-    --log) log=$2 && shift ;;
-    --success-cmd) success_cmd=$2 && shift ;;
-    --interval) interval=$2 && shift ;;
-    --dry-run) dry_run=0 ;;
-    --dry-run=*) dry_run=${1#--dry-run=} ;;
-    --verbose) verbose=1 ;;
+    --success-status) pgr_success_status=$2 && shift ;;
+    --fail-status) pgr_fail_status=$2 && shift ;;
+    --tail) pgr_tail=$2 && shift ;;
+    --log) pgr_log=$2 && shift ;;
+    --success-cmd) pgr_success_cmd=$2 && shift ;;
+    --interval) pgr_interval=$2 && shift ;;
+    --dry-run) pgr_dry=1 pgr_code=0 ;;
+    --dry-run=*) pgr_dry=1 pgr_code=${1#--dry-run=} ;;
+    --verbose) pgr_verbose=1 ;;
     -h | --help)
         usage
         exit 0
@@ -193,89 +196,99 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-case $tail in '' | *[!0-9]*) wrong "--tail needs a number of lines, not $tail" ;; esac
-case $interval in '' | *[!0-9]* | 0) wrong "--interval needs a number of seconds, not $interval" ;; esac
-case ${dry_run:-0} in *[!0-9]*) wrong "--dry-run needs an exit code, not $dry_run" ;; esac
-case $mode in
+case $pgr_tail in '' | *[!0-9]*) wrong "--tail needs a number of lines, not $pgr_tail" ;; esac
+case $pgr_interval in '' | *[!0-9]* | 0) wrong "--interval needs a number of seconds, not $pgr_interval" ;; esac
+if [ -n "$pgr_dry" ]; then
+    case $pgr_code in
+    [0-9] | [1-9][0-9] | 1[0-9][0-9] | 2[0-4][0-9] | 25[0-5]) ;;
+    *) wrong "--dry-run needs an exit code from 0 to 255, not '$pgr_code'" ;;
+    esac
+fi
+case $pgr_mode in
 '') wrong 'nothing to do: give --run COMMAND, --run - to read the command from standard input, --pid or --notify' ;;
-pid) case $pid in '' | *[!0-9]*) wrong "--pid needs the number of a process, not $pid" ;; esac ;;
+pid) case $pgr_pid in '' | *[!0-9]*) wrong "--pid needs the number of a process, not $pgr_pid" ;; esac ;;
 run)
-    [ "$command" != - ] || command=$(cat)
-    [ -n "$command" ] || wrong '--run has no command'
+    [ "$pgr_command" != - ] || pgr_command=$(cat)
+    [ -n "$pgr_command" ] || wrong '--run has no command'
     ;;
 esac
 
-if [ -z "$session" ] && [ ! -f .pager_session ]; then
+if [ -z "$pgr_session" ] && [ ! -f .pager_session ]; then
     wrong 'no mailbox: there is no ./.pager_session; give --session UUID or --session FILE'
 fi
-session=${session:-.pager_session}
-if [ -f "$session" ]; then
-    key=$(tr -d ' \t\r\n' <"$session")
+pgr_session=${pgr_session:-.pager_session}
+if [ -f "$pgr_session" ]; then
+    pgr_key=$(tr -d ' \t\r\n' <"$pgr_session")
 else
-    key=$session
+    pgr_key=$pgr_session
 fi
-case $key in
-*[!0-9A-Fa-f-]* | '') wrong "$session is no file with a UUID in it, and no UUID" ;;
+case $pgr_key in
+*[!0-9A-Fa-f-]* | '') wrong "$pgr_session is no file with a UUID in it, and no UUID" ;;
 esac
 
-work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
-trap : INT TERM # the command gets them; we still have to page
-: >"$work/logs"
-message_given=$message
-message=${message:-process done}
+pgr_work=$(mktemp -d) || exit 2
+trap 'rm -rf "$pgr_work"' EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+: >"$pgr_work/logs"
+pgr_message_given=$pgr_message
+pgr_message=${pgr_message:-process done}
 
-if [ -n "$dry_run" ]; then
-    : "${job_id:=${pid:-$mode}}"
-    if [ "$dry_run" -eq 0 ]; then page "$success_status" 0; else page "$fail_status" "$dry_run"; fi
-    cat "$work/page"
+if [ -n "$pgr_dry" ]; then
+    : "${pgr_job_id:=${pgr_pid:-$pgr_mode}}"
+    if [ "$pgr_code" -eq 0 ]; then page "$pgr_success_status" 0; else page "$pgr_fail_status" "$pgr_code"; fi
+    cat "$pgr_work/page"
     echo
-    exit "$dry_run"
+    exit "$pgr_code"
 fi
 
-case $mode in
+case $pgr_mode in
 notify)
-    if [ -z "$message_given" ] && [ ! -t 0 ]; then
-        message=$(tail -c 16384)
+    if [ -z "$pgr_message_given" ] && [ ! -t 0 ]; then
+        pgr_message=$(tail -c 8192)
+        pgr_message=${pgr_message:-process done}
     fi
-    : "${job_id:=notify}"
-    page "$success_status" 0
+    : "${pgr_job_id:=notify}"
+    page "$pgr_success_status" 0
     send || exit 1
     ;;
 pid)
-    : "${job_id:=$pid}"
-    while alive "$pid"; do sleep "$interval"; done
-    if [ -n "$success_cmd" ]; then sh -c "$success_cmd" 2>&1 | tail -c 8192 >"$work/logs"; fi
-    page "$success_status" null
+    : "${pgr_job_id:=$pgr_pid}"
+    while alive "$pgr_pid"; do sleep "$pgr_interval"; done
+    if [ -n "$pgr_success_cmd" ]; then sh -c -- "$pgr_success_cmd" 2>&1 | tail -c 8192 >"$pgr_work/logs"; fi
+    page "$pgr_success_status" null
     send || exit 1
     ;;
 run)
-    : "${job_id:=run}"
-    output=${log:-$work/output}
-    : >"$output" || exit 2
-    mkfifo "$work/out" "$work/err" || exit 2
-    tee -a "$output" <"$work/out" &
-    out=$!
-    tee -a "$output" <"$work/err" >&2 &
-    err=$!
-    sh -c "$command" >"$work/out" 2>"$work/err"
-    exit_code=$?
+    : "${pgr_job_id:=run}"
+    case $pgr_log in -*) pgr_log=./$pgr_log ;; esac
+    pgr_output=${pgr_log:-$pgr_work/output}
+    : >"$pgr_output" || exit 2
+    mkfifo "$pgr_work/out" "$pgr_work/err" || exit 2
+    (trap '' HUP TERM && exec tee -a "$pgr_output") <"$pgr_work/out" & # these two see the command through to its end
+    pgr_out=$!
+    (trap '' HUP TERM && exec tee -a "$pgr_output") <"$pgr_work/err" >&2 &
+    pgr_err=$!
+    trap : HUP INT TERM PIPE # the command may die of what the terminal sends to all; we still have to page
+    sh -c -- "$pgr_command" >"$pgr_work/out" 2>"$pgr_work/err"
+    pgr_exit_code=$?
     # The rest of the output is on its way; but a child left in the background may keep it open for ever.
     for _ in 1 2 3 4 5 6 7 8 9 10; do
-        alive "$out" || alive "$err" || break
+        alive "$pgr_out" || alive "$pgr_err" || break
         sleep 0.1 2>/dev/null || sleep 1
     done
-    if [ "$exit_code" -eq 0 ]; then
-        status=$success_status
-        if [ -n "$success_cmd" ]; then sh -c "$success_cmd" 2>&1 | tail -c 8192 >"$work/logs"; fi
+    if [ "$pgr_exit_code" -eq 0 ]; then
+        pgr_status=$pgr_success_status
+        if [ -n "$pgr_success_cmd" ]; then sh -c -- "$pgr_success_cmd" 2>&1 | tail -c 8192 >"$pgr_work/logs"; fi
     else
-        status=$fail_status
+        pgr_status=$pgr_fail_status
     fi
-    if [ "$tail" -gt 0 ] && [ ! -s "$work/logs" ]; then
-        tail -n "$tail" "$output" | tail -c 8192 >"$work/logs"
+    if [ "$pgr_tail" -gt 0 ] && [ ! -s "$pgr_work/logs" ]; then
+        tail -n "$pgr_tail" "$pgr_output" | tail -c 8192 >"$pgr_work/logs"
     fi
-    page "$status" "$exit_code"
+    page "$pgr_status" "$pgr_exit_code"
     send
-    exit "$exit_code"
+    exit "$pgr_exit_code"
     ;;
 esac
