@@ -33,13 +33,16 @@ class Settings:
     port: int = _setting(8080, "PORT", "Port to listen on; 0 takes any free one.", high=65535)
     data_dir: str = _setting("./spool", "DATA_DIR", "The spool: every page is a file in here.")
     mailbox_ttl_days: float = _setting(
-        30, "MAILBOX_TTL_DAYS", "A mailbox that is empty and unused for so long is removed; 0 for ever."
+        30, "MAILBOX_TTL_DAYS", "A mailbox that is empty and unused for so long is removed; 0 for ever.", high=36500
     )
     message_ttl_days: float = _setting(
-        7, "MESSAGE_TTL_DAYS", "A page that nobody took for so long goes to the archive as expired; 0 for ever."
+        7,
+        "MESSAGE_TTL_DAYS",
+        "A page that nobody took for so long goes to the archive as expired; 0 for ever.",
+        high=36500,
     )
     archive_ttl_days: float = _setting(
-        30, "PAGERMCP_ARCHIVE_TTL_DAYS", "Days of the archive older than this are deleted; 0 for ever."
+        30, "PAGERMCP_ARCHIVE_TTL_DAYS", "Days of the archive older than this are deleted; 0 for ever.", high=36500
     )
     max_messages_per_mailbox: int = _setting(
         128, "MAX_MESSAGES_PER_MAILBOX", "Pages that may wait in one mailbox; more are refused with 429.", low=1

@@ -51,6 +51,15 @@ def test_putting_back_never_goes_over_what_has_come_meanwhile(tmp_path: Path) ->
     assert not (tmp_path / "taken").exists()
 
 
+def test_putting_back_a_second_time_after_a_kill_makes_no_second_page(tmp_path: Path) -> None:
+    (tmp_path / "box").mkdir()
+    (tmp_path / "taken").write_text("page")
+    (tmp_path / "box" / "page.json").hardlink_to(tmp_path / "taken")
+    files.put_back(str(tmp_path / "taken"), str(tmp_path / "box" / "page.json"), 0o700)
+    assert [path.name for path in (tmp_path / "box").iterdir()] == ["page.json"]
+    assert not (tmp_path / "taken").exists()
+
+
 def test_reading_stops_at_the_limit_and_refuses_what_is_no_regular_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"0123456789")
     assert files.read(str(tmp_path / "file"), 4)[0] == b"0123"

@@ -18,6 +18,11 @@ from pagermcp.spool.page import page_line
 DAY = 86400.0
 
 
+def nobody(number: str) -> int:
+    """How many wait for that number."""
+    return 0
+
+
 @pytest.fixture
 def rung() -> list[str]:
     return []
@@ -25,7 +30,7 @@ def rung() -> list[str]:
 
 @pytest.fixture
 def janitor(spool: Spool, rung: list[str]) -> Iterator[Janitor]:
-    janitor = Janitor(spool, rung.append)
+    janitor = Janitor(spool, rung.append, nobody)
     yield janitor
     janitor._lock.release()  # it was never started, so nothing else does
 
@@ -123,7 +128,7 @@ def test_archive_and_dead_days_older_than_a_month_are_deleted(spool: Spool, jani
 
 
 def test_nought_keeps_everything_for_ever(spool: Spool, rung: list[str]) -> None:
-    janitor = Janitor(spool, rung.append, mailbox_days=0, message_days=0, archive_days=0)
+    janitor = Janitor(spool, rung.append, nobody, mailbox_days=0, message_days=0, archive_days=0)
     box, empty = number(new_key()), number(new_key())
     page = put(spool, box, "new", 4000)
     archived = put(spool, box, f"archive/{day(4000)}", 4000)
@@ -206,7 +211,7 @@ def test_after_a_long_absence_days_are_not_deleted_for_a_day_also_not_by_a_resta
     janitor.tidy()
     assert "nobody was here for 3.0 days" in janitor.state
     janitor._lock.release()
-    again = Janitor(spool, rung.append)
+    again = Janitor(spool, rung.append, nobody)
     again.tidy()
     assert archived.exists()
     an_hour_later(monkeypatch, hours=24)
@@ -220,9 +225,9 @@ def test_one_process_of_several_is_the_janitor_and_another_takes_over_when_it_is
     spool: Spool, janitor: Janitor
 ) -> None:
     script = (
-        "import sys, time; from pagermcp.spool import Spool, Janitor; "
-        "janitor = Janitor(Spool(sys.argv[1], worker=1), print); janitor.tidy(); print(janitor.state, flush=True); "
-        "sys.stdin.read()"
+        "import sys; from pagermcp.spool import Spool, Janitor; "
+        "janitor = Janitor(Spool(sys.argv[1], worker=1), print, len); janitor.tidy(); "
+        "print(janitor.state, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script, spool.root],
@@ -270,7 +275,7 @@ def test_on_a_disk_that_gets_full_the_oldest_days_go_before_any_post_is_refused(
     for ago in (0, 1, 2, 3):
         put(small, box, f"archive/{day(ago)}", ago).write_bytes(b" " * 1_000_000)
     disk = Disk(small, monkeypatch, size=6_000_000)
-    janitor = Janitor(small, rung.append)
+    janitor = Janitor(small, rung.append, nobody)
     janitor.tidy()
     assert small.days() == [day(0), day(1), day(2)]  # twice a million is free again
     disk.size = 4_200_000  # somebody else filled it
@@ -292,7 +297,7 @@ def test_a_disk_short_of_inodes_is_a_full_disk(small: Spool, rung: list[str], mo
     box = number(new_key())
     put(small, box, f"archive/{day(9)}", 9)
     disk = Disk(small, monkeypatch, size=10**9)
-    janitor = Janitor(small, rung.append)
+    janitor = Janitor(small, rung.append, nobody)
     disk.inodes = 1999
     janitor.tidy()
     assert small.days() == []
@@ -309,7 +314,7 @@ def test_a_clock_that_cannot_be_trusted_deletes_nothing_on_a_full_disk_either(
     put(small, box, f"archive/{day(9)}", 9)
     Path(small.path("janitor.last")).touch()
     os.utime(small.path("janitor.last"), (0, 0))
-    janitor = Janitor(small, rung.append)
+    janitor = Janitor(small, rung.append, nobody)
     Disk(small, monkeypatch, size=500_000)
     janitor.tidy()
     with pytest.raises(SpoolFull):
@@ -318,15 +323,99 @@ def test_a_clock_that_cannot_be_trusted_deletes_nothing_on_a_full_disk_either(
     janitor._lock.release()
 
 
-def test_a_live_relay_tidies_at_its_start_and_wakes_who_waits_for_a_returned_page(
+def test_a_clock_that_jumped_since_the_last_pass_is_noticed_before_anything_is_deleted(
+    small: Spool, rung: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = number(new_key())
+    put(small, box, f"archive/{day(0)}", 0)
+    disk = Disk(small, monkeypatch, size=10**9)
+    janitor = Janitor(small, rung.append, nobody)
+    janitor.tidy()
+    disk.size = 500_000
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + 365 * DAY)  # so that today is long ago
+    with pytest.raises(SpoolFull):
+        small.mailbox(box).deliver("{}")
+    assert len(small.days()) == 1
+    janitor._lock.release()
+
+
+def test_one_mailbox_that_cannot_be_tidied_does_not_keep_the_others_from_it(
+    spool: Spool, janitor: Janitor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.symlink("loop", spool.path("new", "loop"))
+    elsewhere, linked = tmp_path / "elsewhere", number(new_key())
+    elsewhere.mkdir()
+    os.symlink(elsewhere, spool.path("new", linked))
+    foreign = put(spool, linked, "new", 9)
+    pages = [put(spool, number(new_key()), "new", 9) for _ in range(20)]
+    old = put(spool, number(new_key()), f"archive/{day(99)}", 99)
+    for _ in range(2):
+        janitor.tidy()
+        janitor._walk_due = 0
+    assert not any(page.exists() for page in [*pages, old])
+    assert foreign.exists()
+    assert janitor.state == "ok"
+    assert len([message for message in caplog.messages if "could not be tidied" in message]) == 2
+
+
+def test_a_pass_that_fails_is_said_in_health_until_one_succeeds(
     start_relay: Callable[..., Relay], tmp_path: Path
 ) -> None:
+    relay = start_relay()
+    assert relay.get("/healthz").json()["retention"] == "ok"
+    (relay.spool / "janitor.last").unlink()
+    (relay.spool / "janitor.last").mkdir()
     spool = Spool(str(tmp_path / "spool"))
-    key = new_key()
-    expired = put(spool, number(key), "new", 8)
+    janitor = Janitor(spool, print, nobody)
+    relay.stop()
+    with pytest.raises(IsADirectoryError):
+        janitor.tidy()
+    (relay.spool / "janitor.last").rmdir()
+    janitor.tidy()
+    assert (relay.spool / "janitor.last").is_file()
+    janitor._lock.release()
+
+
+def test_pages_that_came_while_the_clock_was_ahead_expire_too(
+    spool: Spool, janitor: Janitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: wall() + 200)  # less than what counts as a jump
+        janitor.tidy()
+    page = put(spool, number(new_key()), "new", 9)
+    os.utime(page.parent, (wall() + 1,) * 2)  # before the last walk, by its clock
+    an_hour_later(monkeypatch)
+    janitor.tidy()
+    assert not page.exists()
+
+
+def test_a_mailbox_that_somebody_waits_for_is_in_use(spool: Spool, rung: list[str]) -> None:
+    janitor = Janitor(spool, rung.append, lambda number: 1)
+    box = number(new_key())
+    spool.mailbox(box).make()
+    os.utime(spool.path("new", box), (0, 0))
+    janitor.tidy()
+    assert os.path.isdir(spool.path("new", box))
+    janitor._lock.release()
+
+
+def test_a_live_relay_tidies_at_its_start(start_relay: Callable[..., Relay], tmp_path: Path) -> None:
+    expired = put(Spool(str(tmp_path / "spool")), number(new_key()), "new", 8)
     relay = start_relay()
     until(lambda: not expired.exists())
     assert relay.get("/healthz").json()["retention"] == "ok"
+
+
+def test_a_page_that_a_killed_relay_was_handing_out_comes_to_who_waits_for_it(
+    start_relay: Callable[..., Relay], tmp_path: Path
+) -> None:
+    spool, key = Spool(str(tmp_path / "spool")), new_key()
+    id = spool.mailbox(number(key)).deliver("{}")
+    spool.mailbox(number(key)).claim(3)  # and here it is killed
+    relay = start_relay()
+    assert relay.start_waiting(key).result(20).json()["id"] == id
 
 
 @pytest.fixture(scope="module")
@@ -344,7 +433,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Spool:
 def test_with_100000_mailboxes_an_idle_pass_costs_less_than_a_second(
     crowded: Spool, rung: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    janitor = Janitor(crowded, rung.append)
+    janitor = Janitor(crowded, rung.append, nobody)
     janitor.tidy()
     for hours in (0.02, 1):  # the pass of each minute, and the look of each hour
         an_hour_later(monkeypatch, hours)

@@ -315,6 +315,16 @@ def test_a_released_page_waits_as_the_next_attempt_before_younger_ones(mailbox: 
     assert not mailbox.acknowledge(first.name)  # that attempt is over
 
 
+def test_a_page_that_was_not_handed_over_waits_as_it_was(spool: Spool, mailbox: Mailbox) -> None:
+    id = mailbox.deliver("{}")
+    for _ in range(7):
+        page = mailbox.claim(60)
+        assert page is not None
+        assert page.name == PageName(id, 1)
+        assert mailbox.withdraw(page.name)
+    assert not mailbox.withdraw(page.name)
+
+
 def test_a_lease_that_ran_out_makes_the_page_wait_again(spool: Spool, mailbox: Mailbox) -> None:
     id = mailbox.deliver("{}")
     mailbox.claim(60)
@@ -428,6 +438,10 @@ def test_after_an_unclean_stop_a_page_whose_lease_ran_out_long_ago_waits_at_once
         ({"leased": "{id}.json", "archive/{day}": "{id}.expired.json"}, {"archive": ["{id}.expired.json"]}),
         ({"new": "{id}.3.json", "archive/{day}": "{id}.2.json"}, {"archive": ["{id}.2.json"]}),
         ({"new": "{id}.json", "dead/{day}": "{id}.json"}, {"dead": ["{id}.json"]}),
+        (
+            {"leased": "{id}.5.json", "dead/{day}": "{id}.5.json", "dead": "why"},
+            {"dead": ["{id}.5.json", "{id}.5.why"]},
+        ),
     ],
 )
 def test_the_later_state_of_a_page_that_is_there_twice_stays(
@@ -436,6 +450,10 @@ def test_the_later_state_of_a_page_that_is_there_twice_stays(
     id, day = microseconds(), f"{now():%Y-%m-%d}"
     path = None
     for state, file in files.items():
+        if file == "why":
+            assert path is not None
+            Path(spool.path("dead", day, mailbox.number, f"{id}.5.why")).touch()
+            continue
         path = put(spool, mailbox, state.format(day=day), file.format(id=id), same_as=path)
     assert path is not None
     os.utime(path, (time.time() + 600,) * 2)  # if it is leased, that is when the lease ends

@@ -144,6 +144,58 @@ def test_a_client_that_went_takes_no_page(relay: Relay, key: str, how: str) -> N
     assert waiting.result(10).json()["id"] == id
 
 
+def test_a_client_that_went_behind_pipelined_requests_takes_no_page(relay: Relay, key: str) -> None:
+    gone = relay.connect()
+    gone.sendall(f"GET /mailboxes/{key}/wait HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    until(relay.new(key).is_dir)
+    gone.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 3 + b"G")
+    gone.close()
+    began = time.monotonic()
+    until(lambda: relay.notify(key).json()["waiters"] == 0)
+    assert time.monotonic() - began < 2
+    assert relay.archived(key) == []
+
+
+def test_a_client_that_closes_as_soon_as_it_has_the_page_has_it_once(relay: Relay, key: str) -> None:
+    ids = []
+    for _ in range(300):
+        with relay.connect() as connection:
+            connection.sendall(f"GET /mailboxes/{key}/wait HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            if not ids:
+                until(relay.new(key).is_dir)
+            ids.append(relay.notify(key).json()["id"])
+            answer = b""
+            while not answer.endswith(b"}\n"):
+                answer += connection.recv(65536)
+        assert f'"id":"{ids[-1]}"'.encode() in answer
+    assert relay.post(f"/mailboxes/{key}/consume").json() == {"message": None}
+    until(lambda: len(relay.archived(key)) == 300)
+
+
+@pytest.mark.parametrize("reads_on", [True, False])
+def test_a_page_counts_as_taken_when_its_last_byte_was_handed_over(
+    start_relay: Callable[..., Relay], key: str, reads_on: bool
+) -> None:
+    relay = start_relay(MAX_MESSAGE_BYTES=64 << 20)
+    size = 30_000_000
+    id = relay.notify(key, b"x" * size, headers={"Content-Type": "text/plain"}).json()["id"]
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", relay.port))
+        slow.sendall(f"GET /mailboxes/{key}/wait HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        leased = relay.spool / "leased" / number(key) / f"{id}.json"
+        until(leased.exists)
+        slow.recv(1000)
+        assert relay.archived(key) == []
+        if reads_on:
+            while slow.recv(1 << 20):
+                assert leased.exists() or relay.archived(key)
+    if reads_on:
+        assert [path.name for path in until(lambda: relay.archived(key))] == [f"{id}.json"]
+    else:
+        assert len(relay.get(f"/mailboxes/{key}/wait").json()["message"]) == size
+
+
 def test_hundreds_of_clients_that_went_leave_nothing_behind(relay: Relay) -> None:
     def descriptors() -> int:
         return len(os.listdir(f"/proc/{relay.process.pid}/fd"))
@@ -204,7 +256,7 @@ def services(spool: Spool) -> Services:
     """What an application needs, without a server and without watching."""
     switchboard = Switchboard()
     watcher = make_watcher("off", spool, switchboard)
-    janitor = Janitor(spool, switchboard.ring)
+    janitor = Janitor(spool, switchboard.ring, switchboard.waiting)
     return Services(Settings(), spool, switchboard, watcher, janitor, threading.Semaphore(1), threading.Semaphore(1))
 
 
@@ -246,7 +298,7 @@ def test_a_wait_whose_page_cannot_be_given_back_still_gives_back_its_place(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(services.spool.mailbox(number(key)), "release", fail)
+        patch.setattr(services.spool.mailbox(number(key)), "withdraw", fail)
         with pytest.raises(OSError, match="Input/output"):
             answer.close()
     assert services.switchboard.numbers() == []

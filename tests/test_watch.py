@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import pytest
 from conftest import Relay, new_key, number, require, until
+from watchdog.observers.api import EventDispatcher
+from watchdog.utils import BaseThread
 
 from pagermcp.spool import Spool
 from pagermcp.waking import Switchboard, Watcher, make_watcher
@@ -106,6 +108,28 @@ def test_the_watched_folder_may_be_removed_and_made_again(
     until(lambda: waiter.rung)
 
 
+@on_linux
+def test_an_observer_that_is_replaced_leaves_nothing_behind(spool: Spool, switchboard: Switchboard) -> None:
+    watcher = make_watcher("observer", spool, switchboard)
+
+    def replace() -> tuple[int, int]:
+        observer = cast(Any, watcher)._observer
+        BaseThread.stop(observer)
+        observer.event_queue.put(EventDispatcher.stop_event)
+        observer.join(10)
+        assert watcher.state == "degraded"
+        watcher.tend([])
+        assert watcher.state == "ok"
+        return threading.active_count(), descriptors()
+
+    replace()
+    before = replace()
+    for _ in range(3):
+        replace()
+    until(lambda: (threading.active_count(), descriptors()) == before)
+    watcher.stop()
+
+
 def test_off_watches_nothing_and_says_so(spool: Spool, switchboard: Switchboard) -> None:
     watcher = make_watcher("off", spool, switchboard)
     watcher.watch(number(new_key()))
@@ -167,6 +191,39 @@ class TestInotify:
         waiter.about_to_look()
         Path(spool.path("new", box, "page")).write_text("{}")
         until(lambda: waiter.rung)
+
+    def test_a_mailbox_moved_away_and_made_again_is_watched_again(
+        self, spool: Spool, switchboard: Switchboard, watcher: Watcher
+    ) -> None:
+        box, rung = waiting(spool, switchboard, watcher)
+        os.rename(spool.path("new", box), spool.path("new", "backup"))
+        until(rung)
+        spool.mailbox(box).make()
+        watcher.tend([box])
+        waiter = switchboard.enter(box)
+        switchboard.ring(box)
+        waiter.about_to_look()
+        Path(spool.path("new", box, "page")).write_text("{}")
+        until(lambda: waiter.rung)
+
+    def test_a_thread_that_cannot_be_started_leaks_nothing_and_is_asked_for_again(
+        self, spool: Spool, switchboard: Switchboard, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(self: InotifyFD) -> None:
+            raise RuntimeError("can't start new thread")
+
+        before = descriptors()
+        with monkeypatch.context() as patch:
+            patch.setattr(InotifyFD, "start", refuse)
+            watcher = make_watcher("auto", spool, switchboard)
+            for _ in range(5):
+                watcher.tend([])
+            assert watcher.state == "degraded"
+            assert descriptors() == before
+        watcher.tend([])
+        assert watcher.state == "ok"
+        watcher.stop()
+        until(lambda: descriptors() == before)
 
     def test_a_watch_is_kept_for_a_minute_after_the_last_waiter(
         self, spool: Spool, switchboard: Switchboard, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
@@ -275,6 +332,10 @@ class TestInotify:
         callbacks = {name for name in vars(inotify_c.WatchCallback) if name.startswith("on_")}
         assert callbacks == {"on_event", "on_watch_deleted", "on_queue_overflow"}
         assert {"is_create", "is_close_write", "is_moved_to", "name"} <= set(dir(inotify_c.InotifyEvent)) | {"name"}
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def inotify_of(watcher: Watcher) -> "InotifyFD":

@@ -9,6 +9,7 @@ import errno
 import http
 import logging
 import resource
+import select
 import signal
 import socket
 import struct
@@ -41,6 +42,7 @@ _STOP_SECONDS = 2.0
 _BODY_SLACK = 1 << 20  # bodies up to this much over the limit are read, so that the 413 can say their size
 _HEADER_BYTES = 16384
 _DEAD_PEER_SECONDS = 30
+_HANGUP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _LINGER_SECONDS = 2.0
 _FORGET_BYTES = 1 << 18
 
@@ -81,6 +83,7 @@ def _serve(settings: Settings, spool: Spool, command: str) -> None:
     janitor = Janitor(
         spool,
         switchboard.ring,
+        switchboard.waiting,
         mailbox_days=settings.mailbox_ttl_days,
         message_days=settings.message_ttl_days,
         archive_days=settings.archive_ttl_days,
@@ -196,7 +199,12 @@ class JsonErrorTask(ErrorTask):
 
 
 class Task(WSGITask):
-    """Says at once when a write failed, and makes a cut answer look cut."""
+    """Says when a write failed, and when all is written, and makes a cut answer look cut."""
+
+    def get_environment(self) -> dict[str, Any]:
+        environment: dict[str, Any] = super().get_environment()
+        environment["pagermcp.wait_flushed"] = self.channel.wait_flushed
+        return environment
 
     def write(self, data: bytes) -> None:
         super().write(data)
@@ -214,13 +222,13 @@ class Task(WSGITask):
 
 
 class Parser(HTTPRequestParser):
-    """Refuses a URI that urllib can't split, which waitress takes for a fault of its own."""
+    """Refuses what Python can't make sense of, such as a URI with half an IPv6 address; waitress would just fail."""
 
     def parse_header(self, header_plus: bytes) -> None:
         try:
             super().parse_header(header_plus)
         except ValueError:
-            raise ParsingError("Bad URI") from None
+            raise ParsingError("the request line or a header makes no sense") from None
 
 
 class Channel(HTTPChannel):
@@ -233,11 +241,13 @@ class Channel(HTTPChannel):
     task_class = Task
     error_task_class = JsonErrorTask
     close_when_flushed: bool
+    will_close: bool
     lingers = False
     _lingers_until = 0.0
+    _lost = False
 
     def handle_write(self) -> None:
-        if self.lingers and self.close_when_flushed:
+        if self.lingers and self.close_when_flushed and not self.will_close:
             self._flush_exception(self._flush_some)
             if not self.total_outbufs_len and self.connected:
                 self.close_when_flushed = False
@@ -263,12 +273,28 @@ class Channel(HTTPChannel):
         """True when the client closed, also when the main loop has not come round to notice."""
         if not self.connected:
             return True
+        poll = select.poll()
         try:
-            return bool(self.socket.recv(1, socket.MSG_PEEK) == b"")
-        except BlockingIOError:
-            return False
-        except OSError:
+            poll.register(self.socket, _HANGUP)  # seen also behind requests that are not read yet
+        except (OSError, ValueError):  # closed just now
             return True
+        return bool(poll.poll(0))
+
+    def wait_flushed(self, seconds: float) -> bool | None:
+        """True when all that was written is with the system, False when it can't be, None when it takes longer."""
+        until = time.monotonic() + seconds
+        with self.outbuf_lock:
+            while self.total_outbufs_len and self.connected and not self.will_close:
+                left = until - time.monotonic()
+                if left <= 0:
+                    return None
+                self.outbuf_lock.wait(left)
+            return not self._lost and not self.total_outbufs_len
+
+    def handle_close(self) -> None:
+        with self.outbuf_lock:  # a client who has all of an answer may be the one who closes, and that is no loss
+            self._lost = bool(self.total_outbufs_len)
+            super().handle_close()
 
 
 class RedactingFormatter(logging.Formatter):

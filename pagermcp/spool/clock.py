@@ -45,8 +45,9 @@ class Clock:
     @property
     def problem(self) -> str | None:
         """Why something is not done, or None."""
-        if self._jumped is not None:
-            return f"the clock jumped by {self._jumped[0] - self._believed:+.0f} s; nothing is aged for an hour"
+        jumped = self._jumped
+        if jumped is not None:
+            return f"the clock jumped by {jumped[0] - self._believed:+.0f} s; nothing is aged for an hour"
         if not self.may_delete:
             return f"by the clock nobody was here for {self._absence / 86400:.1f} days; nothing is deleted for a day"
         return None

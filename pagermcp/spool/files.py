@@ -84,7 +84,8 @@ def put_back(source: str, target: str, mode: int) -> None:
     try:
         link(source, target)
     except FileExistsError:
-        link(source, f"{os.path.dirname(target)}/{secrets.token_hex(8)}.json")
+        if not os.path.samefile(source, target):  # or else this is the second try
+            link(source, f"{os.path.dirname(target)}/{secrets.token_hex(8)}.json")
     remove(source)
 
 

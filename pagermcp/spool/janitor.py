@@ -7,6 +7,7 @@ archive/ and dead/ are deleted, and only folders of mailboxes that are empty.
 import contextlib
 import datetime
 import logging
+import math
 import os
 import shutil
 import threading
@@ -31,13 +32,14 @@ log = logging.getLogger(__name__)
 class Janitor:
     """Tidies a spool, in a thread of its own from `start` until `stop`.
 
-    ring: called with a number for which a page waits again; mailbox_days, message_days, archive_days: how old an empty
-    mailbox, a waiting page, and a day folder may get; 0 for ever."""
+    ring: called with a number for which a page waits again; waiting: says how many wait for a number; mailbox_days,
+    message_days, archive_days: how old an empty mailbox, a waiting page, and a day folder may get; 0 for ever."""
 
     def __init__(
         self,
         spool: Spool,
         ring: Callable[[str], None],
+        waiting: Callable[[str], int],
         *,
         mailbox_days: float = 30,
         message_days: float = 7,
@@ -45,7 +47,7 @@ class Janitor:
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
         self._spool = spool
-        self._ring = ring
+        self._ring, self._waiting = ring, waiting
         self._mailbox_days, self._message_days, self._archive_days = mailbox_days, message_days, archive_days
         self._lock = FileLock(
             spool.path("janitor.lock"),
@@ -56,15 +58,19 @@ class Janitor:
         )
         self._last = spool.path("janitor.last")
         self._clock: Clock | None = None  # only with the lock
+        self._failed = ""  # why the last pass did not come to its end
+        self._left_alone: set[str] = set()  # mailboxes that could not be tidied, of which it was said
         self._relief = threading.Lock()
         self._stopped = threading.Event()
-        self._walked_at = 0.0  # wall time at which the last walk through all mailboxes began
+        self._walked_at = self._walk_offset = 0.0  # wall time of the last walk, and its difference to the monotonic
         self._walk_due = self._deletion_due = 0.0  # monotonic
         self._oldest: dict[str, int] = {}  # the oldest id in each mailbox that had pages at the last walk
 
     @property
     def state(self) -> str:
         """ "ok", or in words what is not done and why."""
+        if self._failed:
+            return f"the last pass failed: {self._failed}"
         if self._clock is None:
             return "another process does it"
         return self._clock.problem or "ok"
@@ -78,7 +84,9 @@ class Janitor:
         while not self._stopped.is_set():
             try:
                 self.tidy()
-            except Exception:  # whatever it was may be over next time, and then the janitor must still be here
+                self._failed = ""
+            except Exception as error:  # it may be over next time, and then the janitor must still be here
+                self._failed = str(error)
                 log.exception("the janitor's pass failed")
             self._stopped.wait(_RELIEF_SECONDS)
             self._spool.pressed.clear()
@@ -98,7 +106,7 @@ class Janitor:
         assert self._clock is not None
         self._clock.check()
         if self._clock.may_age:
-            self._return_leases()
+            self._for_each("leased", self._return_leases)
             if time.monotonic() >= self._walk_due:
                 self._walk()
                 self._walk_due = time.monotonic() + _HOUR
@@ -106,14 +114,16 @@ class Janitor:
             self._delete_days()
             self._deletion_due = time.monotonic() + _DAY
         self.make_room()
-        if self._clock.may_delete:
-            os.utime(self._last)  # not before: a restart must not shorten the time in which nothing is deleted
+        if self._clock.may_delete:  # not before: a restart must not shorten the time in which nothing is deleted
+            self._note_pass()
 
     def make_room(self) -> None:
         """On a disk that gets full delete the oldest days, until there is twice the room that is kept free.
 
         Today's folders stay: who looks for what has just happened must find it."""
         with self._relief:
+            if self._clock is not None:
+                self._clock.check()
             days = [day for day in self._spool.days() if day < f"{now():%Y-%m-%d}"]
             while days and self._clock is not None and self._clock.may_delete and self._spool.shortage(2):
                 self._delete(days.pop())
@@ -129,66 +139,82 @@ class Janitor:
         with contextlib.suppress(FileNotFoundError):
             last_pass = os.stat(self._last).st_mtime
         if last_pass is None:
-            os.close(os.open(self._last, os.O_WRONLY | os.O_CREAT | files.NOT_FOLLOWED, self._spool.file_mode))
+            self._note_pass()
         self._clock = Clock(last_pass)
         self._spool.make_room = self.make_room
         if self._clock.problem:
             log.warning("%s", self._clock.problem)
         return True
 
-    def _return_leases(self) -> None:
+    def _note_pass(self) -> None:
+        descriptor = os.open(self._last, os.O_WRONLY | os.O_CREAT | files.NOT_FOLLOWED, self._spool.file_mode)
+        os.utime(descriptor)
+        os.close(descriptor)
+
+    def _for_each(self, state: str, act: Callable[[str], None]) -> None:
+        """Do something for every folder in new/ or leased/; one for which it fails must not keep the others from it."""
+        for number in files.names(self._spool.path(state)):
+            try:
+                act(number)
+            except FileNotFoundError:
+                continue  # it went meanwhile
+            except OSError as error:
+                if number not in self._left_alone:
+                    log.warning("%s could not be tidied: %s", number, error)
+                self._left_alone.add(number)
+
+    def _return_leases(self, number: str) -> None:
         """Let pages wait again whose lease ran out under a process that is no more; its own each process returns."""
-        for number in files.names(self._spool.path("leased")):
-            leased = files.names(self._spool.path("leased", number))
-            for name in filter(None, map(PageName.parse, leased)):
-                if (number, name) not in self._spool.leases:
-                    mailbox = self._spool.mailbox(number)
-                    with contextlib.suppress(FileNotFoundError):
-                        if mailbox.lease_left(name) <= 0 and mailbox.return_lease(name):
-                            self._ring(number)
-            if not leased:
-                self._remove_idle(self._spool.path("leased", number), PASS_SECONDS)
+        path = self._spool.path("leased", number)
+        leased = files.names(path)
+        for name in filter(None, map(PageName.parse, leased)):
+            if (number, name) not in self._spool.leases:
+                mailbox = self._spool.mailbox(number)
+                if mailbox.lease_left(name) <= 0 and mailbox.return_lease(name):
+                    self._ring(number)
+        if not leased:
+            self._remove_empty(path, os.stat(path).st_mtime + PASS_SECONDS)
 
     def _walk(self) -> None:
         """Go through all mailboxes: pages too old go to the archive, empty mailboxes too old go away.
 
-        A folder whose mtime is from before the last walk is as it was then, and is not listed again."""
-        began, oldest = time.time(), self._oldest
-        unchanged_since = self._walked_at - 1
-        self._oldest = {}
-        for number in files.names(self._spool.path("new")):
+        A folder whose mtime is from before the last walk is as it was then, and is not listed again; unless the clock
+        was set meanwhile, as its difference to the monotonic one shows: then an mtime says nothing."""
+        began = time.time()
+        offset = began - time.monotonic()
+        unchanged_since = self._walked_at - 1 if abs(offset - self._walk_offset) < 1 else -math.inf
+        too_old = began - self._message_days * _DAY if self._message_days else -math.inf
+        oldest: dict[str, int] = {}
+
+        def look(number: str) -> None:
             path = self._spool.path("new", number)
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                if os.stat(path).st_mtime >= unchanged_since:
-                    ids = [int(name.id) for name in map(PageName.parse, files.names(path)) if name]
-                    if ids:
-                        self._oldest[number] = min(ids)
-                elif number in oldest:
-                    self._oldest[number] = oldest[number]
-                if number in self._oldest:
-                    self._expire(number)
-                else:
-                    self._remove_mailbox(number)
-        self._walked_at = began
+            mtime = os.stat(path).st_mtime
+            if mtime >= unchanged_since:
+                ids = [int(name.id) for name in map(PageName.parse, files.names(path)) if name]
+                if ids:
+                    oldest[number] = min(ids)
+            elif number in self._oldest:
+                oldest[number] = self._oldest[number]
+            if number not in oldest:
+                self._remove_mailbox(number, path, mtime)
+            elif oldest[number] < too_old * 1e6:
+                limit = datetime.datetime.fromtimestamp(too_old, datetime.UTC)
+                self._spool.mailbox(number).expire_before(limit)
 
-    def _expire(self, number: str) -> None:
-        if not self._message_days:
-            return
-        limit = now() - datetime.timedelta(days=self._message_days)
-        if self._oldest[number] < limit.timestamp() * 1e6:
-            self._spool.mailbox(number).expire_before(limit)
+        self._for_each("new", look)
+        self._walked_at, self._walk_offset, self._oldest = began, offset, oldest
 
-    def _remove_mailbox(self, number: str) -> None:
-        if self._mailbox_days and self._remove_idle(self._spool.path("new", number), self._mailbox_days * _DAY):
-            with contextlib.suppress(OSError):
-                os.rmdir(self._spool.path("leased", number))
+    def _remove_mailbox(self, number: str, path: str, mtime: float) -> None:
+        idle = self._mailbox_days and not self._waiting(number)
+        if idle and self._remove_empty(path, mtime + self._mailbox_days * _DAY):
+            self._remove_empty(self._spool.path("leased", number), 0)
             self._spool.forget(number)
 
-    def _remove_idle(self, path: str, seconds: float) -> bool:
-        """Remove a folder that did not change for so long, if it is empty. Who needs it makes it again."""
+    def _remove_empty(self, path: str, after: float) -> bool:
+        """Remove a folder after that wall time, if it is empty. Who needs it makes it again."""
+        if time.time() < after or self._clock is None or not self._clock.may_delete:
+            return False
         try:
-            if time.time() - os.stat(path).st_mtime < seconds:
-                return False
             os.rmdir(path)
         except OSError:
             return False

@@ -170,7 +170,7 @@ class Mailbox:
             if page is None:
                 self._bury(name, reason)
                 continue
-            self._lease(name, lease_seconds)
+            self.lease(name, lease_seconds)
             return page
         return None
 
@@ -241,6 +241,10 @@ class Mailbox:
         """Move a leased page that came too late to today's archive as expired; False when it is not leased."""
         return self._leave_leased(name, self._at("archive", name).removesuffix(".json") + ".expired.json")
 
+    def withdraw(self, name: PageName) -> bool:
+        """Let a leased page wait again that was not handed out after all; False when it is not leased any more."""
+        return self._leave_leased(name, self._at("new", name))
+
     def release(self, name: PageName) -> bool:
         """Let a leased page wait again, as the next attempt; False when it is not leased any more."""
         return self._leave_leased(name, self._at("new", name.next()))
@@ -260,7 +264,8 @@ class Mailbox:
             if old and files.move(f"{self._new}/{name.file}", self._at("leased", name), self._mode):
                 self.expire(name)
 
-    def _lease(self, name: PageName, seconds: float) -> None:
+    def lease(self, name: PageName, seconds: float) -> None:
+        """Let the lease of a leased page run out in so many seconds. Raises FileNotFoundError when it is not leased."""
         os.utime(self._at("leased", name), (time.time() + seconds,) * 2, follow_symlinks=False)
         self._spool.leases[self.number, name] = time.monotonic() + seconds
 
@@ -271,12 +276,15 @@ class Mailbox:
 
     def _bury(self, name: PageName, reason: str) -> None:
         target = self._at("dead", name)
-        if self._leave_leased(name, target):
-            self._explain(target, reason)
+        self._explain(target, reason)
+        self._leave_leased(name, target)
 
     def _explain(self, dead: str, reason: str) -> None:
+        """Write the reason beside the place where a dead page will be; before it is, so that none is without."""
         log.warning("%s: to dead/: %s", self.number, reason)
         try:
+            for folder in (os.path.dirname(os.path.dirname(dead)), os.path.dirname(dead)):
+                files.make_directory(folder, self._mode)
             why = f"{redact(reason)}\n".encode(errors="backslashreplace")
             files.write(dead.removesuffix(".json") + ".why", why, self._spool.file_mode)
         except OSError as error:  # what matters is that the file is out of the way
@@ -324,8 +332,8 @@ class Mailbox:
         except BadPage as error:
             with self._lock:
                 dead = self._at("dead", PageName(self._next_id(), 1))
-            files.move(taken, dead, self._mode)
             self._explain(dead, f"{file}: {error}")
+            files.move(taken, dead, self._mode)
             return True
         with self._lock:
             self._writing += 1  # it had its place in new/ already, so it is not refused for want of one
@@ -399,7 +407,11 @@ class Mailbox:
                 break
             for state in ("archive", "dead"):
                 folder = self._spool.path(state, day, self.number)
-                finished |= {file[:16]: f"{folder}/{file}" for file in files.names(folder) if _ID.match(file)}
+                finished |= {
+                    file[:16]: f"{folder}/{file}"
+                    for file in files.names(folder)
+                    if _ID.match(file) and not file.endswith(".why")
+                }
         return finished, max((int(id) for id in finished if int(id) <= _latest_id()), default=0)
 
     def lease_left(self, name: PageName) -> float:

@@ -22,7 +22,7 @@ GUIDE = f"""{FORMAT}
 new/<number>/<id>.json                   waiting; one directory a mailbox
 leased/<number>/<id>.json                being handed to a reader; mtime is when that lease runs out
 archive/<YYYY-MM-DD>/<number>/<id>.json  taken by a reader that day (UTC); <id>.expired.json came too late for it
-dead/<YYYY-MM-DD>/<number>/<id>.json     was no page; <id>.why says why
+dead/<YYYY-MM-DD>/<number>/<id>.json     was no page, or handed out five times in vain; <id>.why says it
 tmp/                                     being written
 relay.lock, janitor.lock                 held by the relay, and by the process that tidies up; janitor.last: when it did
 
@@ -37,6 +37,7 @@ _ADOPTED = "adopt-"
 _ADOPTED_NAME = re.compile(rf"{_ADOPTED}([0-9a-f-]{{36}})-(.+)", re.ASCII)
 _LEFT_OVER_SECONDS = 600
 _MIN_FREE_INODES = 1000
+_RETRY_SECONDS = 60.0
 _MAY_BE_THERE = {"README.md", "lost+found", *_DIRECTORIES}  # in a folder that is to become a spool
 
 log = logging.getLogger(__name__)
@@ -152,8 +153,9 @@ class Spool:
                 try:
                     if self.mailbox(number).return_lease(name):
                         numbers.add(number)
-                except OSError:  # it is tried again; meanwhile it must not hold up the others
-                    log.exception("%s: the lease of %s ran out, but it could not be returned", number, name.handle)
+                except OSError as error:  # it is tried again; meanwhile it must not hold up the others
+                    log.warning("%s: %s ran out but could not be returned: %s", number, name.handle, error)
+                    self.leases[number, name] = time.monotonic() + _RETRY_SECONDS
         return numbers
 
     def recover(self) -> None:

@@ -104,6 +104,7 @@ if sys.platform == "linux":
             InotifyConstants.IN_MOVED_TO
             | InotifyConstants.IN_CREATE
             | InotifyConstants.IN_CLOSE_WRITE
+            | InotifyConstants.IN_MOVE_SELF
             | InotifyConstants.IN_ONLYDIR
         )
         _ID = CallbackId(1)
@@ -132,12 +133,17 @@ if sys.platform == "linux":
                 log.warning("watching had ended and begins anew")
                 self._inotify.stop()
             self._watches.clear()
+            self._inotify = None
             try:
-                self._inotify = InotifyFD()
-                self._inotify.start()
+                inotify = InotifyFD()
+                try:
+                    inotify.start()
+                except RuntimeError:
+                    inotify._close_resources()  # its thread would, but there is none
+                    raise
+                self._inotify = inotify
                 self._reported = False
             except (OSError, RuntimeError) as error:  # no instance or no thread left; both are asked for again
-                self._inotify = None
                 if not self._reported:
                     log.warning("watching is not possible (%s); new files are noticed within 2 s", error)
                 self._reported = True
@@ -188,6 +194,11 @@ if sys.platform == "linux":
                 self._inotify.join(1)
 
         def _arrived(self, number: str, event: "InotifyEvent") -> None:
+            if event.is_move_self:  # this is another folder now; the mailbox's own is watched once it is there again
+                self._deleted(number, event.wd)
+                if self._inotify is not None:
+                    self._inotify.remove_callbacks([(event.wd, self._ID)])
+                return
             complete = event.is_close_write or event.is_moved_to
             _arrived(self._spool, self._switchboard, number, os.fsdecode(event.name), complete)
 
@@ -268,9 +279,11 @@ class ObserverWatcher(FileSystemEventHandler):
             self._switchboard.ring_all()
 
     def stop(self) -> None:
-        if self._observer is not None and self._observer.is_alive():
-            self._observer.stop()
-            self._observer.join(1)
+        if self._observer is not None:
+            self._observer.unschedule_all()  # its other threads, which a dead one no longer ends
+            if self._observer.is_alive():
+                self._observer.stop()
+                self._observer.join(1)
 
     def on_any_event(self, event: FileSystemEvent) -> None:
         if event.is_directory or event.event_type not in ("created", "moved", "closed"):

@@ -1,7 +1,8 @@
 """Handing one page to a reader who does not acknowledge it himself (the seed's /consume and /wait)."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
 
 from flask import Response
 
@@ -14,21 +15,29 @@ HANDOVER_SECONDS = 10.0
 
 NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
+Flushed = Callable[[float], bool | None]
+
 log = logging.getLogger(__name__)
 
 
 class Handover:
     """A response body that is one claimed page.
 
-    The server asks for more only after it wrote what it got: then the page is acknowledged. Closed before that, for
-    instance because the client had gone, it is released and wakes the next reader."""
+    The server asks for more only after it took what it got. When the last of it is with the system the page is
+    acknowledged; closed before that, for instance because the client had gone, it waits again for the next reader.
+    flushed: waits that many seconds at most; True when all is written, False when it can't be, None for not yet."""
 
-    def __init__(self, relay: Services, mailbox: Mailbox, page: Page, body: bytes) -> None:
+    def __init__(self, relay: Services, mailbox: Mailbox, page: Page, body: bytes, flushed: Flushed) -> None:
         self._relay, self._mailbox, self._page, self._body = relay, mailbox, page, body
+        self._flushed = flushed
         self._written = False
 
     def __iter__(self) -> Iterator[bytes]:
         yield self._body
+        while (flushed := self._flushed(HANDOVER_SECONDS / 2)) is None:
+            self._mailbox.lease(self._page.name, HANDOVER_SECONDS)  # it takes long, but it goes on
+        if not flushed:
+            raise ConnectionAbortedError
         self._written = True
         try:
             self._mailbox.acknowledge(self._page.name)
@@ -38,8 +47,13 @@ class Handover:
             )
 
     def close(self) -> None:
-        if not self._written and self._mailbox.release(self._page.name):
+        if not self._written and self._mailbox.withdraw(self._page.name):
             self._relay.switchboard.ring(self._mailbox.number)
+
+
+def flushed_by(environment: dict[str, Any]) -> Flushed:
+    """How the server of a request says that all is written; other servers than ours have written when they go on."""
+    return cast(Flushed, environment.get("pagermcp.wait_flushed", lambda seconds: True))
 
 
 def page_response(page: Page, body: bytes, chunks: Iterable[bytes]) -> Response:

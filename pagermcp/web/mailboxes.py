@@ -11,7 +11,7 @@ from pagermcp.spool import Mailbox
 from pagermcp.spool.page import now, timestamp, to_json
 from pagermcp.web.body import payload_of
 from pagermcp.web.errors import Refused
-from pagermcp.web.handover import HANDOVER_SECONDS, NO_STORE, Handover, flat, page_response
+from pagermcp.web.handover import HANDOVER_SECONDS, NO_STORE, Handover, flat, flushed_by, page_response
 from pagermcp.web.services import services
 from pagermcp.web.wait import Wait
 
@@ -66,7 +66,7 @@ def consume(key: str) -> Response:
     if page is None:
         return answer({"message": None})
     body = to_json({"message": flat(page)}) + b"\n"
-    return page_response(page, body, Handover(services(), mailbox, page, body))
+    return page_response(page, body, Handover(services(), mailbox, page, body, flushed_by(request.environ)))
 
 
 @blueprint.get("/mailboxes/<key>/wait")
@@ -75,8 +75,7 @@ def wait(key: str) -> Response:
     if request.method == "HEAD":  # it would take a page and show nobody
         raise Refused(405, "method_not_allowed", "waiting takes a page, so HEAD can't", "use GET", allow="GET")
     mailbox, max_age = _mailbox_to_read(key), _max_age()
-    gone = request.environ.get("waitress.client_disconnected", lambda: False)
-    return Wait(services(), mailbox, max_age, gone).response()
+    return Wait(services(), mailbox, max_age, request.environ).response()
 
 
 def _payload() -> tuple[str, str | None]:

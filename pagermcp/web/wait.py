@@ -9,13 +9,14 @@ can't digest.
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from flask import Response
 
 from pagermcp.spool import Mailbox, Page
 from pagermcp.spool.page import now, to_json
 from pagermcp.web.errors import Refused
-from pagermcp.web.handover import HANDOVER_SECONDS, NO_STORE, Handover, flat, page_response
+from pagermcp.web.handover import HANDOVER_SECONDS, NO_STORE, Handover, flat, flushed_by, page_response
 from pagermcp.web.services import Services
 
 HEARTBEAT_SECONDS = 20.0
@@ -34,8 +35,10 @@ class WaitEnded(Exception):
 class Wait:
     """Holds one of the places for waiting, and a waiter, until it is closed. Raises Refused, OSError."""
 
-    def __init__(self, relay: Services, mailbox: Mailbox, max_age: float, gone: Callable[[], bool]) -> None:
-        self._relay, self._mailbox, self._max_age, self._gone = relay, mailbox, max_age, gone
+    def __init__(self, relay: Services, mailbox: Mailbox, max_age: float, environment: dict[str, Any]) -> None:
+        self._relay, self._mailbox, self._max_age = relay, mailbox, max_age
+        self._gone: Callable[[], bool] = environment.get("waitress.client_disconnected", lambda: False)
+        self._flushed = flushed_by(environment)
         self._handover: Handover | None = None
         self._closed = False
         if not relay.waits.acquire(blocking=False):
@@ -89,7 +92,7 @@ class Wait:
 
     def _take(self, page: Page) -> bytes:
         body = to_json(flat(page)) + b"\n"
-        self._handover = Handover(self._relay, self._mailbox, page, body)
+        self._handover = Handover(self._relay, self._mailbox, page, body, self._flushed)
         return body
 
     def _next(self, seconds: float) -> Page | None:
