@@ -116,6 +116,15 @@ def test_an_empty_mailbox_that_was_unused_for_a_month_is_removed_and_made_again_
     assert spool.mailbox(unused).queued() == 1
 
 
+def test_mailboxes_that_were_only_asked_for_are_not_remembered_for_ever(spool: Spool, janitor: Janitor) -> None:
+    asked, made = spool.mailbox(number(new_key())), spool.mailbox(number(new_key()))
+    assert asked.waiting() == []
+    made.deliver("{}")
+    janitor.tidy()
+    assert spool.mailbox(made.number) is made
+    assert spool.mailbox(asked.number) is not asked
+
+
 def test_archive_and_dead_days_older_than_a_month_are_deleted(spool: Spool, janitor: Janitor) -> None:
     box = number(new_key())
     for ago in (0, 29, 30, 31, 400):

@@ -202,13 +202,13 @@ class Janitor:
                 self._spool.mailbox(number).expire_before(limit)
 
         self._for_each("new", look)
+        self._spool.forget_removed()
         self._walked_at, self._walk_offset, self._oldest = began, offset, oldest
 
     def _remove_mailbox(self, number: str, path: str, mtime: float) -> None:
         idle = self._mailbox_days and not self._waiting(number)
         if idle and self._remove_empty(path, mtime + self._mailbox_days * _DAY):
             self._remove_empty(self._spool.path("leased", number), 0)
-            self._spool.forget(number)
 
     def _remove_empty(self, path: str, after: float) -> bool:
         """Remove a folder after that wall time, if it is empty. Who needs it makes it again."""

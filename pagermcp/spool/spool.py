@@ -95,9 +95,11 @@ class Spool:
                 self._mailboxes[number] = mailbox
         return mailbox
 
-    def forget(self, number: str) -> None:
-        """Drop what is remembered of a mailbox that was removed; its next use is a first contact again."""
-        self._mailboxes.pop(number, None)
+    def forget_removed(self) -> None:
+        """Drop what is remembered of mailboxes that are not there (any more); the next use is a first contact again."""
+        for number in list(self._mailboxes):
+            if not os.path.lexists(self.path("new", number)):
+                self._mailboxes.pop(number, None)
 
     def temporary(self, adopted: tuple[str, str] | None = None) -> str:
         """A new path in tmp/; for a file taken from a mailbox (number, name), one from which it can be put back."""
