@@ -36,6 +36,10 @@ _SETTINGS = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", type=float, default=8, help="seconds that the soak lasts (default 8)")
+
+
 def new_key() -> str:
     return str(uuid.uuid4())
 

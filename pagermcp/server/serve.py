@@ -215,14 +215,18 @@ class Task(WSGITask):
         try:
             super().execute()
         except ConnectionAbortedError:
-            if self.wrote_header and not self.chunked_response:
+            connection = self.channel.socket  # None once the main thread has closed it
+            if self.wrote_header and not self.chunked_response and self.content_length is None and connection:
                 # HTTP/1.0 knows no chunks: an ordinary close would be a complete, blank answer, so reset
-                self.channel.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                with contextlib.suppress(OSError):
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             raise
 
 
 class Parser(HTTPRequestParser):
     """Refuses what Python can't make sense of, such as a URI with half an IPv6 address; waitress would just fail."""
+
+    path = "a request that could not be read"  # what waitress logs when such a client goes before it has its error
 
     def parse_header(self, header_plus: bytes) -> None:
         try:
