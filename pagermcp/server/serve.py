@@ -280,7 +280,7 @@ class Channel(HTTPChannel):
         poll = select.poll()
         try:
             poll.register(self.socket, _HANGUP)  # seen also behind requests that are not read yet
-        except (OSError, ValueError):  # closed just now
+        except (OSError, ValueError, TypeError):  # closed just now, and then the socket may be None
             return True
         return bool(poll.poll(0))
 
@@ -297,7 +297,7 @@ class Channel(HTTPChannel):
 
     def handle_close(self) -> None:
         with self.outbuf_lock:  # a client who has all of an answer may be the one who closes, and that is no loss
-            self._lost = bool(self.total_outbufs_len)
+            self._lost = self._lost or bool(self.total_outbufs_len)
             super().handle_close()
 
 
