@@ -126,7 +126,7 @@ def test_an_observer_that_is_replaced_leaves_nothing_behind(spool: Spool, switch
     before = replace()
     for _ in range(3):
         replace()
-    until(lambda: (threading.active_count(), descriptors()) == before)
+    until(lambda: threading.active_count() <= before[0] and descriptors() <= before[1])
     watcher.stop()
 
 
@@ -219,11 +219,11 @@ class TestInotify:
             for _ in range(5):
                 watcher.tend([])
             assert watcher.state == "degraded"
-            assert descriptors() == before
+            assert descriptors() <= before
         watcher.tend([])
         assert watcher.state == "ok"
         watcher.stop()
-        until(lambda: descriptors() == before)
+        until(lambda: descriptors() <= before)
 
     def test_a_watch_is_kept_for_a_minute_after_the_last_waiter(
         self, spool: Spool, switchboard: Switchboard, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
