@@ -6,6 +6,7 @@ and the README are checked against them.
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -17,9 +18,17 @@ class InvalidSetting(ValueError):
 
 
 def _setting(
-    default: Any, variable: str, reason: str, *, low: float = 0, high: float = math.inf, choices: tuple[str, ...] = ()
+    default: Any,
+    variable: str,
+    reason: str,
+    *,
+    low: float = 0,
+    high: float = math.inf,
+    choices: tuple[str, ...] = (),
+    pattern: str = "(?s:.*)",
 ) -> Any:
-    metadata = {"variable": variable, "reason": reason, "low": low, "high": high, "choices": choices}
+    bounds = {"low": low, "high": high, "choices": choices, "pattern": pattern}
+    metadata = {"variable": variable, "reason": reason, **bounds}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -63,7 +72,10 @@ class Settings:
         64 << 20, "PAGERMCP_MIN_FREE_BYTES", "Posts are refused with 507 when the disk has less room than this."
     )
     public_url: str = _setting(
-        "", "PAGERMCP_PUBLIC_URL", "The relay's own URL in the texts it serves; without it, what the client called."
+        "",
+        "PAGERMCP_PUBLIC_URL",
+        "The relay's own URL in the texts it serves; without it, what the client called.",
+        pattern=r"https?://[A-Za-z0-9._~:/@%\[\]-]+",  # it stands in scripts that others run
     )
     build: str = _setting("source", "PAGERMCP_BUILD", "What /version calls this build; images set it to their commit.")
 
@@ -85,6 +97,8 @@ def _parse(field: dataclasses.Field[Any], text: str) -> Any:
     name = rule["variable"]
     if rule["choices"] and text not in rule["choices"]:
         raise InvalidSetting(f"{name}={text!r}: must be {' or '.join(rule['choices'])}")
+    if not re.fullmatch(rule["pattern"], text):
+        raise InvalidSetting(f"{name}={text!r}: must be a plain URL, as in https://pager.example.org")
     if not isinstance(field.default, int):
         return text
     kind = float if field.type is float else int

@@ -18,21 +18,32 @@ from pagermcp.spool.page import page_line
 DAY = 86400.0
 
 
-def nobody(number: str) -> int:
-    """How many wait for that number."""
-    return 0
-
-
 @pytest.fixture
 def rung() -> list[str]:
     return []
 
 
 @pytest.fixture
-def janitor(spool: Spool, rung: list[str]) -> Iterator[Janitor]:
-    janitor = Janitor(spool, rung.append, nobody)
-    yield janitor
-    janitor._lock.release()  # it was never started, so nothing else does
+def hire(rung: list[str]) -> Iterator[Callable[..., Janitor]]:
+    """Make a janitor, for tests that call `tidy` themselves; his lock is given back with the test, or by `retire`."""
+    janitors: list[Janitor] = []
+
+    def make(spool: Spool, waiting: Callable[[str], int] = lambda number: 0, **days: float) -> Janitor:
+        janitors.append(Janitor(spool, rung.append, waiting, **days))
+        return janitors[-1]
+
+    yield make
+    for janitor in janitors:
+        retire(janitor)
+
+
+def retire(janitor: Janitor) -> None:
+    janitor._lock.release()  # he was never started, so nothing else does
+
+
+@pytest.fixture
+def janitor(spool: Spool, hire: Callable[..., Janitor]) -> Janitor:
+    return hire(spool)
 
 
 def put(spool: Spool, box: str, state: str, days_old: float, file: str = "{id}.json") -> Path:
@@ -125,6 +136,14 @@ def test_mailboxes_that_were_only_asked_for_are_not_remembered_for_ever(spool: S
     assert spool.mailbox(asked.number) is not asked
 
 
+def test_a_mailbox_that_somebody_waits_for_stays_the_one_even_while_its_folder_is_away(
+    spool: Spool, hire: Callable[..., Janitor]
+) -> None:
+    waited_for = spool.mailbox(number(new_key()))
+    hire(spool, lambda number: 1).tidy()
+    assert spool.mailbox(waited_for.number) is waited_for
+
+
 def test_archive_and_dead_days_older_than_a_month_are_deleted(spool: Spool, janitor: Janitor) -> None:
     box = number(new_key())
     for ago in (0, 29, 30, 31, 400):
@@ -136,8 +155,8 @@ def test_archive_and_dead_days_older_than_a_month_are_deleted(spool: Spool, jani
     assert Path(spool.path("archive", "notes.txt")).exists()
 
 
-def test_nought_keeps_everything_for_ever(spool: Spool, rung: list[str]) -> None:
-    janitor = Janitor(spool, rung.append, nobody, mailbox_days=0, message_days=0, archive_days=0)
+def test_nought_keeps_everything_for_ever(spool: Spool, hire: Callable[..., Janitor]) -> None:
+    janitor = hire(spool, mailbox_days=0, message_days=0, archive_days=0)
     box, empty = number(new_key()), number(new_key())
     page = put(spool, box, "new", 4000)
     archived = put(spool, box, f"archive/{day(4000)}", 4000)
@@ -147,7 +166,6 @@ def test_nought_keeps_everything_for_ever(spool: Spool, rung: list[str]) -> None
     assert page.exists()
     assert archived.exists()
     assert os.path.isdir(spool.path("new", empty))
-    janitor._lock.release()
 
 
 def test_a_lease_that_a_dead_process_left_is_returned_and_rings(
@@ -212,22 +230,21 @@ def test_a_clock_that_jumped_ages_and_deletes_nothing_and_health_says_so(
 
 
 def test_after_a_long_absence_days_are_not_deleted_for_a_day_also_not_by_a_restart(
-    spool: Spool, janitor: Janitor, rung: list[str], monkeypatch: pytest.MonkeyPatch
+    spool: Spool, janitor: Janitor, hire: Callable[..., Janitor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path(spool.path("janitor.last")).touch()
     os.utime(spool.path("janitor.last"), (time.time() - 3 * DAY,) * 2)
     archived = put(spool, number(new_key()), f"archive/{day(60)}", 60)
     janitor.tidy()
     assert "nobody was here for 3.0 days" in janitor.state
-    janitor._lock.release()
-    again = Janitor(spool, rung.append, nobody)
+    retire(janitor)
+    again = hire(spool)
     again.tidy()
     assert archived.exists()
     an_hour_later(monkeypatch, hours=24)
     again.tidy()
     assert again.state == "ok"
     assert not archived.exists()
-    again._lock.release()
 
 
 def test_one_process_of_several_is_the_janitor_and_another_takes_over_when_it_is_killed(
@@ -278,13 +295,13 @@ def small(tmp_path: Path) -> Spool:
 
 
 def test_on_a_disk_that_gets_full_the_oldest_days_go_before_any_post_is_refused(
-    small: Spool, rung: list[str], monkeypatch: pytest.MonkeyPatch
+    small: Spool, hire: Callable[..., Janitor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = number(new_key())
     for ago in (0, 1, 2, 3):
         put(small, box, f"archive/{day(ago)}", ago).write_bytes(b" " * 1_000_000)
     disk = Disk(small, monkeypatch, size=6_000_000)
-    janitor = Janitor(small, rung.append, nobody)
+    janitor = hire(small)
     janitor.tidy()
     assert small.days() == [day(0), day(1), day(2)]  # twice a million is free again
     disk.size = 4_200_000  # somebody else filled it
@@ -299,46 +316,45 @@ def test_on_a_disk_that_gets_full_the_oldest_days_go_before_any_post_is_refused(
     with pytest.raises(SpoolFull, match="bytes are free"):
         small.mailbox(box).deliver("{}")
     assert small.days() == [day(0)]  # today's stay
-    janitor._lock.release()
 
 
-def test_a_disk_short_of_inodes_is_a_full_disk(small: Spool, rung: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_short_of_inodes_is_a_full_disk(
+    small: Spool, hire: Callable[..., Janitor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     box = number(new_key())
     put(small, box, f"archive/{day(9)}", 9)
     disk = Disk(small, monkeypatch, size=10**9)
-    janitor = Janitor(small, rung.append, nobody)
+    janitor = hire(small)
     disk.inodes = 1999
     janitor.tidy()
     assert small.days() == []
     disk.inodes = 999
     with pytest.raises(SpoolFull, match="999 inodes are free"):
         small.mailbox(box).deliver("{}")
-    janitor._lock.release()
 
 
 def test_a_clock_that_cannot_be_trusted_deletes_nothing_on_a_full_disk_either(
-    small: Spool, rung: list[str], monkeypatch: pytest.MonkeyPatch
+    small: Spool, hire: Callable[..., Janitor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = number(new_key())
     put(small, box, f"archive/{day(9)}", 9)
     Path(small.path("janitor.last")).touch()
     os.utime(small.path("janitor.last"), (0, 0))
-    janitor = Janitor(small, rung.append, nobody)
+    janitor = hire(small)
     Disk(small, monkeypatch, size=500_000)
     janitor.tidy()
     with pytest.raises(SpoolFull):
         small.mailbox(box).deliver("{}")
     assert small.days() == [day(9)]
-    janitor._lock.release()
 
 
 def test_a_clock_that_jumped_since_the_last_pass_is_noticed_before_anything_is_deleted(
-    small: Spool, rung: list[str], monkeypatch: pytest.MonkeyPatch
+    small: Spool, hire: Callable[..., Janitor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = number(new_key())
     put(small, box, f"archive/{day(0)}", 0)
     disk = Disk(small, monkeypatch, size=10**9)
-    janitor = Janitor(small, rung.append, nobody)
+    janitor = hire(small)
     janitor.tidy()
     disk.size = 500_000
     wall = time.time
@@ -346,7 +362,6 @@ def test_a_clock_that_jumped_since_the_last_pass_is_noticed_before_anything_is_d
     with pytest.raises(SpoolFull):
         small.mailbox(box).deliver("{}")
     assert len(small.days()) == 1
-    janitor._lock.release()
 
 
 def test_one_mailbox_that_cannot_be_tidied_does_not_keep_the_others_from_it(
@@ -369,21 +384,20 @@ def test_one_mailbox_that_cannot_be_tidied_does_not_keep_the_others_from_it(
 
 
 def test_a_pass_that_fails_is_said_in_health_until_one_succeeds(
-    start_relay: Callable[..., Relay], tmp_path: Path
+    start_relay: Callable[..., Relay], tmp_path: Path, hire: Callable[..., Janitor]
 ) -> None:
     relay = start_relay()
     assert relay.get("/healthz").json()["retention"] == "ok"
     (relay.spool / "janitor.last").unlink()
     (relay.spool / "janitor.last").mkdir()
     spool = Spool(str(tmp_path / "spool"))
-    janitor = Janitor(spool, print, nobody)
+    janitor = hire(spool)
     relay.stop()
     with pytest.raises(IsADirectoryError):
         janitor.tidy()
     (relay.spool / "janitor.last").rmdir()
     janitor.tidy()
     assert (relay.spool / "janitor.last").is_file()
-    janitor._lock.release()
 
 
 def test_pages_that_came_while_the_clock_was_ahead_expire_too(
@@ -400,14 +414,13 @@ def test_pages_that_came_while_the_clock_was_ahead_expire_too(
     assert not page.exists()
 
 
-def test_a_mailbox_that_somebody_waits_for_is_in_use(spool: Spool, rung: list[str]) -> None:
-    janitor = Janitor(spool, rung.append, lambda number: 1)
+def test_a_mailbox_that_somebody_waits_for_is_in_use(spool: Spool, hire: Callable[..., Janitor]) -> None:
+    janitor = hire(spool, lambda number: 1)
     box = number(new_key())
     spool.mailbox(box).make()
     os.utime(spool.path("new", box), (0, 0))
     janitor.tidy()
     assert os.path.isdir(spool.path("new", box))
-    janitor._lock.release()
 
 
 def test_a_live_relay_tidies_at_its_start(start_relay: Callable[..., Relay], tmp_path: Path) -> None:
@@ -440,16 +453,15 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Spool:
 
 
 def test_with_100000_mailboxes_an_idle_pass_costs_less_than_a_second(
-    crowded: Spool, rung: list[str], monkeypatch: pytest.MonkeyPatch
+    crowded: Spool, hire: Callable[..., Janitor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    janitor = Janitor(crowded, rung.append, nobody)
+    janitor = hire(crowded)
     janitor.tidy()
     for hours in (0.02, 1):  # the pass of each minute, and the look of each hour
         an_hour_later(monkeypatch, hours)
         began = time.thread_time()
         janitor.tidy()
         assert time.thread_time() - began < 1
-    janitor._lock.release()
 
 
 def test_with_100000_mailboxes_a_relay_answers_within_three_seconds(

@@ -158,13 +158,14 @@ def test_a_child_left_in_the_background_does_not_hold_it_up(pager: Pager) -> Non
     assert pager.page()["logs"] == "started\n"
 
 
-def test_a_command_that_was_interrupted_is_still_paged(pager: Pager) -> None:
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_command_that_its_terminal_ended_is_still_paged(pager: Pager, how: signal.Signals, code: int) -> None:
     with pager.start("--run", "touch begun; exec sleep 30", start_new_session=True) as process:
         until((pager.folder / "begun").exists)
         until(lambda: b"sleep" in subprocess.check_output(["ps", "-o", "args=", "-s", str(process.pid)]))
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(20) == 130
-    assert (pager.page()["status"], pager.page()["exit_code"]) == ("failed", 130)
+        os.killpg(process.pid, how)
+        assert process.wait(20) == code
+    assert (pager.page()["status"], pager.page()["exit_code"]) == ("failed", code)
 
 
 def test_a_command_finds_its_umask_and_its_environment_as_they_were(pager: Pager) -> None:
@@ -189,15 +190,6 @@ def test_watching_a_process_can_be_stopped_and_leaves_nothing(pager: Pager, how:
         assert process.wait(20) in (code, -how)  # bash ends by the signal itself when its sleep did
     assert list(temporary.iterdir()) == []
     assert not pager.relay.new(pager.key).exists()
-
-
-def test_a_command_whose_terminal_went_away_is_still_paged(pager: Pager) -> None:
-    with pager.start("--run", "touch begun; exec sleep 30", start_new_session=True) as process:
-        until((pager.folder / "begun").exists)
-        until(lambda: b"sleep" in subprocess.check_output(["ps", "-o", "args=", "-s", str(process.pid)]))
-        os.killpg(process.pid, signal.SIGHUP)
-        assert process.wait(20) == 129
-    assert pager.page()["exit_code"] == 129
 
 
 def test_a_command_whose_output_nobody_reads_on_is_still_paged(pager: Pager) -> None:

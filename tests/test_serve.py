@@ -115,6 +115,14 @@ def test_a_stopped_relays_spool_can_be_served_again(start_relay: Callable[..., R
         ("WAIT_TIMEOUT_SECONDS", "nan", "WAIT_TIMEOUT_SECONDS='nan': must be a number, 0 or more"),
         ("PAGERMCP_WATCH", "yes", "PAGERMCP_WATCH='yes': must be auto or observer or off"),
         ("MESSAGE_TTL_DAYS", "999999", "MESSAGE_TTL_DAYS='999999': must be a number, from 0 to 36500"),
+        *[
+            (
+                "PAGERMCP_PUBLIC_URL",
+                url,
+                f"PAGERMCP_PUBLIC_URL={url!r}: must be a plain URL, as in https://pager.example.org",
+            )
+            for url in ("pager.example.org", "https://x$(id)", "https://x y", "https://x`id`", "https://x}", "ftp://x")
+        ],
         ("MODE", "clent", "MODE='clent': must be server"),
     ],
 )

@@ -34,8 +34,9 @@ def test_a_host_that_is_no_host_name_is_400(relay: Relay, host: str) -> None:
 
 
 def test_a_public_url_overrules_what_the_client_called(start_relay: Callable[..., Relay]) -> None:
-    relay = start_relay(PAGERMCP_PUBLIC_URL="https://pager.example/")
-    assert "https://pager.example/notify" in relay.get("/", headers={"Host": "x y"}).text
+    relay = start_relay(PAGERMCP_PUBLIC_URL="https://user:pass%20word@pager.example:8443/relay/")
+    for path in ("/", "/sample/pager.sh"):
+        assert "https://user:pass%20word@pager.example:8443/relay" in relay.get(path, headers={"Host": "x y"}).text
 
 
 def test_the_version_and_build_are_said(start_relay: Callable[..., Relay]) -> None:

@@ -202,7 +202,7 @@ class Janitor:
                 self._spool.mailbox(number).expire_before(limit)
 
         self._for_each("new", look)
-        self._spool.forget_removed()
+        self._spool.forget_removed(self._waiting)
         self._walked_at, self._walk_offset, self._oldest = began, offset, oldest
 
     def _remove_mailbox(self, number: str, path: str, mtime: float) -> None:

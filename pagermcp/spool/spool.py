@@ -95,10 +95,12 @@ class Spool:
                 self._mailboxes[number] = mailbox
         return mailbox
 
-    def forget_removed(self) -> None:
-        """Drop what is remembered of mailboxes that are not there (any more); the next use is a first contact again."""
+    def forget_removed(self, waiting: Callable[[str], int]) -> None:
+        """Drop what is remembered of mailboxes that are not there (any more); the next use is a first contact again.
+
+        waiting: says how many wait for a number. Those have the mailbox in their hands, so it stays the one."""
         for number in list(self._mailboxes):
-            if not os.path.lexists(self.path("new", number)):
+            if not waiting(number) and not os.path.lexists(self.path("new", number)):
                 self._mailboxes.pop(number, None)
 
     def temporary(self, adopted: tuple[str, str] | None = None) -> str:

@@ -37,14 +37,20 @@ class Sweep:
                 log.exception("a sweep failed")
 
     def sweep(self) -> None:
-        """Sweep once. Raises OSError when a mailbox is met for the first time and can't be read."""
+        """Sweep once."""
         waiting = self._switchboard.numbers()
         for number in waiting:
-            if self._spool.mailbox(number).changed():
+            if self._changed(number):
                 self._switchboard.ring(number)
         for number in self._spool.return_run_out():
             self._switchboard.ring(number)
         self._watcher.tend(waiting)
+
+    def _changed(self, number: str) -> bool:
+        try:
+            return self._spool.mailbox(number).changed()
+        except OSError:  # who waits meets it as well, and answers it; here it must not keep the others from being rung
+            return True
 
     def stop(self) -> None:
         self._stopped.set()

@@ -107,7 +107,6 @@ def _disk_error(error: OSError) -> Response:
 _HINTS = {
     404: ("not_found", "nothing is at this address", "the calls are listed at /"),
     405: ("method_not_allowed", "this address does not know that method", "see the Allow header"),
-    413: ("too_large", "the body is too large", "send less"),
 }
 
 
