@@ -28,7 +28,8 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def test_a_clock_that_runs_on_may_age_and_delete(clocks: Time) -> None:
-    clock = Clock(clocks.wall - 60)
+    clock = Clock()
+    clock.was_absent_since(clocks.wall - 60)
     for _ in range(100):
         clocks.pass_by(60)
         clock.check()
@@ -37,7 +38,7 @@ def test_a_clock_that_runs_on_may_age_and_delete(clocks: Time) -> None:
 
 @pytest.mark.parametrize("jump", [301.0, HOUR, -HOUR, 3650 * DAY, -3650 * DAY])
 def test_a_jump_stops_everything_until_it_has_lasted_for_an_hour(clocks: Time, jump: float) -> None:
-    clock = Clock(None)
+    clock = Clock()
     clocks.wall += jump
     for _ in range(60):
         clock.check()
@@ -49,7 +50,7 @@ def test_a_jump_stops_everything_until_it_has_lasted_for_an_hour(clocks: Time, j
 
 
 def test_a_jump_that_is_taken_back_is_forgotten(clocks: Time) -> None:
-    clock = Clock(None)
+    clock = Clock()
     clocks.wall += DAY
     clock.check()
     assert not clock.may_age
@@ -59,7 +60,7 @@ def test_a_jump_that_is_taken_back_is_forgotten(clocks: Time) -> None:
 
 
 def test_a_second_jump_begins_the_hour_anew(clocks: Time) -> None:
-    clock = Clock(None)
+    clock = Clock()
     clocks.wall += DAY
     clock.check()
     clocks.pass_by(HOUR - 60)
@@ -74,7 +75,7 @@ def test_a_second_jump_begins_the_hour_anew(clocks: Time) -> None:
 
 
 def test_small_corrections_do_not_matter(clocks: Time) -> None:
-    clock = Clock(None)
+    clock = Clock()
     clocks.wall += 299
     clock.check()
     assert clock.may_delete
@@ -82,7 +83,8 @@ def test_small_corrections_do_not_matter(clocks: Time) -> None:
 
 @pytest.mark.parametrize("absence", [DAY + 1, 400 * DAY, -400 * DAY])
 def test_after_a_long_absence_nothing_is_deleted_for_a_day(clocks: Time, absence: float) -> None:
-    clock = Clock(clocks.wall - absence)
+    clock = Clock()
+    clock.was_absent_since(clocks.wall - absence)
     clock.check()
     assert (clock.may_age, clock.may_delete) == (True, False)
     assert "nothing is deleted for a day" in str(clock.problem)
@@ -95,4 +97,4 @@ def test_after_a_long_absence_nothing_is_deleted_for_a_day(clocks: Time, absence
 
 
 def test_the_first_start_is_no_absence(clocks: Time) -> None:
-    assert Clock(None).may_delete
+    assert Clock().may_delete

@@ -20,9 +20,9 @@ def test_a_taken_page_is_a_file_in_the_archive(relay: Relay, key: str) -> None:
 
 
 def test_what_the_senders_fields_hide_is_in_the_headers(relay: Relay, key: str) -> None:
-    id = relay.notify(key, json={"id": "mine", "created_at": 1, "age_seconds": 2}).json()["id"]
+    id = relay.notify(key, json={"id": "mine", "created_at": 1, "age_seconds": 2, "stale": "no"}).json()["id"]
     answer = relay.post(f"/mailboxes/{key}/consume")
-    assert answer.json()["message"] == {"id": "mine", "created_at": 1, "age_seconds": 2}
+    assert answer.json()["message"] == {"id": "mine", "created_at": 1, "age_seconds": 2, "stale": "no"}
     assert answer.headers["Pager-Id"] == id
     assert answer.headers["Pager-Created-At"].endswith("Z")
     assert answer.headers["Pager-Age"] in ("0", "1")

@@ -191,7 +191,7 @@ def test_a_page_whose_lease_ran_out_five_times_is_dead_with_the_reason(spool: Sp
         page = box.claim(-1)
         assert page is not None
         assert page.name.attempt == attempt
-        assert (spool.return_run_out() == {box.number}) == (attempt < 5)
+        assert (spool.come_due() == {box.number}) == (attempt < 5)
     assert box.size() == 0
     dead = Path(spool.path("dead", day(0), box.number))
     assert (dead / f"{id}.5.json").exists()

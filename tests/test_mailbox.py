@@ -97,10 +97,11 @@ def test_a_page_is_synced_before_it_shows_and_its_name_is_synced_before_deliver_
     id = mailbox.deliver('{"a":1}')
     recorded.append(("answer", ""))
     steps = [step for step, _ in recorded]
-    assert steps == ["write", "fsync", "link", "fsync directory", "fsync directory", "remove", "answer"]
+    assert steps == ["write", "fsync", "mkdir", "link", "fsync directory", "fsync directory", "remove", "answer"]
     paths = [path.removeprefix(spool.root + "/") for _, path in recorded]
     assert paths[0].startswith("tmp/")
-    assert paths[2:5] == [f"new/{mailbox.number}/{id}.json", f"new/{mailbox.number}", "new"]
+    box = mailbox.number
+    assert paths[2:6] == [f"leased/{box}", f"new/{box}/{id}.json", f"new/{box}", "new"]
     recorded.clear()
     mailbox.deliver('{"a":2}')
     assert [step for step, _ in recorded].count("fsync directory") == 1  # new/ itself only the first time
@@ -303,15 +304,16 @@ def test_an_expired_page_is_in_the_archive_as_such(spool: Spool, mailbox: Mailbo
     assert where(spool, mailbox) == {"archive": [f"{id}.expired.json"]}
 
 
-def test_a_released_page_waits_as_the_next_attempt_before_younger_ones(mailbox: Mailbox) -> None:
-    id = mailbox.deliver("{}")
-    mailbox.deliver("{}")
+def test_a_released_page_waits_as_the_next_attempt_behind_those_that_waited_and_before_those_to_come(
+    mailbox: Mailbox,
+) -> None:
+    id, waited = mailbox.deliver("{}"), mailbox.deliver("{}")
     first = mailbox.claim(60)
     assert first is not None
     assert mailbox.release(first.name)
-    second = mailbox.claim(60)
-    assert second is not None
-    assert second.name == PageName(id, 2)
+    to_come = mailbox.deliver("{}")
+    names = [page.name for page in (mailbox.claim(60), mailbox.claim(60), mailbox.claim(60)) if page]
+    assert names == [PageName(waited, 1), PageName(id, 2), PageName(to_come, 1)]
     assert not mailbox.acknowledge(first.name)  # that attempt is over
 
 
@@ -328,12 +330,12 @@ def test_a_page_that_was_not_handed_over_waits_as_it_was(spool: Spool, mailbox: 
 def test_a_lease_that_ran_out_makes_the_page_wait_again(spool: Spool, mailbox: Mailbox) -> None:
     id = mailbox.deliver("{}")
     mailbox.claim(60)
-    assert spool.return_run_out() == set()
+    assert spool.come_due() == set()
     mailbox.release(PageName(id, 1))
     mailbox.claim(-1)
-    assert spool.return_run_out() == {mailbox.number}
+    assert spool.come_due() == {mailbox.number}
     assert where(spool, mailbox) == {"new": [f"{id}.3.json"]}
-    assert spool.return_run_out() == set()
+    assert spool.come_due() == set()
 
 
 def test_a_broken_page_goes_to_dead_with_the_reason_and_the_next_is_taken(spool: Spool, mailbox: Mailbox) -> None:
@@ -405,7 +407,7 @@ def test_after_an_unclean_stop_waiting_pages_wait_and_a_fresh_lease_holds(spool:
     waiting = mailbox.deliver("{}")
     again = reopened(spool)
     assert where(again, again.mailbox(mailbox.number)) == {"new": [f"{waiting}.json"], "leased": [f"{leased}.json"]}
-    assert len(again.leases) == 1
+    assert len(again.agenda) == 1
 
 
 def test_after_an_unclean_stop_a_page_whose_lease_ran_out_waits_again(spool: Spool, mailbox: Mailbox) -> None:
@@ -414,7 +416,7 @@ def test_after_an_unclean_stop_a_page_whose_lease_ran_out_waits_again(spool: Spo
     again = reopened(spool)
     again.mailbox(mailbox.number)
     assert where(again, mailbox) == {"leased": [f"{id}.json"]}  # claimed just now: its lease may not be written yet
-    until(again.return_run_out)
+    until(again.come_due)
     assert where(again, mailbox) == {"new": [f"{id}.2.json"]}
 
 

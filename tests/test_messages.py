@@ -30,9 +30,9 @@ def test_the_age_is_in_seconds(relay: Relay, key: str) -> None:
 
 
 def test_the_senders_fields_win_over_the_relays(relay: Relay, key: str) -> None:
-    relay.notify(key, json={"id": "mine", "created_at": 7, "age_seconds": "old"})
+    relay.notify(key, json={"id": "mine", "created_at": 7, "age_seconds": "old", "stale": "no"})
     (shown,) = relay.get(f"/mailboxes/{key}/messages").json()["messages"]
-    assert shown == {"id": "mine", "created_at": 7, "age_seconds": "old"}
+    assert shown == {"id": "mine", "created_at": 7, "age_seconds": "old", "stale": "no"}
 
 
 @pytest.mark.parametrize("path", ["/messages", "/wait"])

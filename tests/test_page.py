@@ -116,6 +116,8 @@ def test_many_brackets_in_strings_or_side_by_side_are_no_nesting() -> None:
         (b'{"created_at":5,"payload":{}}', "created_at is not a time"),
         (b'{"created_at":"0001-01-01T00:00:00+23:59","payload":{}}', "created_at is not a time"),
         (b'{"created_at":"2026-01-01T00:00:00","payload":{}}', "no time zone"),
+        (b'{"created_at":"2026-01-01T00:00:00Z","due_at":"soon","payload":{}}', "due_at is not a time"),
+        (b'{"created_at":"2026-01-01T00:00:00Z","expires_at":7,"payload":{}}', "expires_at is not a time"),
         (b'{"created_at":"2026-01-01T00:00:00Z","payload":[]}', "no object"),
         (b'{"created_at":"\xff","payload":{}}', "not UTF-8 at byte 15"),
     ],
@@ -125,12 +127,12 @@ def test_a_file_that_is_no_page_says_why(content: bytes, reason: str) -> None:
         read_page(PageName("0" * 16, 1), content)
 
 
-def test_age_is_whole_seconds_and_never_negative() -> None:
+def test_a_page_that_was_sent_ahead_of_its_time_ages_from_when_that_came() -> None:
     page = read_page(PageName("0" * 16, 1), b'{"created_at":"2026-01-01T00:00:00Z","payload":{}}')
-    moment = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-    assert page.age(moment + datetime.timedelta(seconds=59.9)) == 59
-    assert page.age(moment - datetime.timedelta(hours=1)) == 0
     assert page.created == "2026-01-01T00:00:00.000000Z"
+    assert page.since == datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    ahead = page_line("{}", page.created_at, due_at="2026-01-02T00:00:00.000000Z")
+    assert read_page(PageName("0" * 16, 1), ahead).since == datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
 
 
 @given(json_values)

@@ -38,7 +38,7 @@ def lease_return(spool: Spool, box: Mailbox, accepted: Callable[[str], None]) ->
     accepted(box.deliver("{}"))
     for _ in range(5):
         box.claim(-1)
-        spool.return_run_out()
+        spool.come_due()
 
 
 def give_back(spool: Spool, box: Mailbox, accepted: Callable[[str], None]) -> None:
@@ -50,7 +50,7 @@ def give_back(spool: Spool, box: Mailbox, accepted: Callable[[str], None]) -> No
 
 def expiry(spool: Spool, box: Mailbox, accepted: Callable[[str], None]) -> None:
     accepted(box.deliver("{}"))
-    box.expire_before(now())
+    box.expire_waiting(now())
 
 
 def adoption(spool: Spool, box: Mailbox, accepted: Callable[[str], None]) -> None:

@@ -24,7 +24,7 @@ def test_a_new_spool_is_for_its_owner_and_explains_itself(tmp_path: Path) -> Non
     spool = Spool(str(tmp_path / "a" / "spool"))
     assert Path(spool.path("FORMAT")).read_text() == GUIDE
     assert GUIDE.startswith(f"{FORMAT}\n")
-    assert set(os.listdir(spool.root)) == {"FORMAT", "new", "leased", "archive", "dead", "tmp"}
+    assert set(os.listdir(spool.root)) == {"FORMAT", *_DIRECTORIES}
     assert {mode(spool.path(name)) for name in ("", "new", "leased", "archive", "dead", "tmp")} == {0o700}
     assert mode(spool.path("FORMAT")) == 0o600
 

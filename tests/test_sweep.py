@@ -38,8 +38,7 @@ def test_a_page_whose_lease_ran_out_rings(spool: Spool, switchboard: Switchboard
     mailbox.deliver("{}")
     waiter = switchboard.enter(mailbox.number)
     mailbox.claim(-1)
-    os.utime(spool.path("new", mailbox.number), (0, 0))
-    sweep.sweep()
+    sweep.come_due()
     assert waiter.rung
     assert mailbox.queued() == 1
 

@@ -3,16 +3,22 @@
 from pagermcp.spool.janitor import Janitor
 from pagermcp.spool.mailbox import DeliveredMaybe, Mailbox, MailboxFull
 from pagermcp.spool.page import BadPage, Page
-from pagermcp.spool.spool import Spool, SpoolFull, SpoolRefused
+from pagermcp.spool.sending import KeyReused, Options, Sent, send
+from pagermcp.spool.spool import Busy, Spool, SpoolFull, SpoolRefused
 
 __all__ = [
     "BadPage",
+    "Busy",
     "DeliveredMaybe",
     "Janitor",
+    "KeyReused",
     "Mailbox",
     "MailboxFull",
+    "Options",
     "Page",
+    "Sent",
     "Spool",
     "SpoolFull",
     "SpoolRefused",
+    "send",
 ]

@@ -4,6 +4,7 @@ A clock that jumps would make every page look a year old at once. So a jump agai
 when it has lasted, and after a long absence nothing is deleted before somebody had time to notice.
 """
 
+import datetime
 import time
 
 JUMP_SECONDS = 300.0
@@ -16,13 +17,29 @@ def _offset() -> float:
 
 
 class Clock:
-    """Watches the wall clock from its making on. `last_pass`: when the janitor last ran, by the wall clock, if ever."""
+    """Watches the wall clock from its making on."""
 
-    def __init__(self, last_pass: float | None) -> None:
+    def __init__(self) -> None:
         self._believed = _offset()
         self._jumped: tuple[float, float] | None = None  # the new difference, and since when by the monotonic clock
-        self._absence = 0.0 if last_pass is None else time.time() - last_pass
+        self._absence = 0.0
+        self._deletes_from = time.monotonic()
+
+    def was_absent_since(self, last_pass: float) -> None:
+        """The janitor takes up his work, who ran last at that wall time."""
+        self._absence = time.time() - last_pass
         self._deletes_from = time.monotonic() + (ABSENCE_SECONDS if abs(self._absence) > ABSENCE_SECONDS else 0)
+
+    def now(self) -> datetime.datetime:
+        """The time by which pages age. While a jump is not believed yet this is the earlier of the two, so that a page
+        from before it, or from after it, may look younger than it is, but never older."""
+        self.check()
+        now = time.time() if self._jumped is None else min(time.time(), time.monotonic() + self._believed)
+        return datetime.datetime.fromtimestamp(now, datetime.UTC)
+
+    def age(self, since: datetime.datetime) -> float:
+        """Seconds, never negative."""
+        return max(0.0, (self.now() - since).total_seconds())
 
     def check(self) -> None:
         """Look whether the clock has jumped, or a jump has lasted. To be called at least every few minutes."""

@@ -12,6 +12,7 @@ import stat
 import sys
 
 NOT_FOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write(path: str, content: bytes, mode: int) -> None:
@@ -46,6 +47,21 @@ def read(path: str, limit: int) -> tuple[bytes, os.stat_result]:
         while len(content) < limit and (chunk := os.read(descriptor, limit - len(content))):
             content += chunk
         return bytes(content), status
+    finally:
+        os.close(descriptor)
+
+
+def replace(source: str, target: str) -> None:
+    """Rename `source`, over `target` if there is one. Raises OSError."""
+    _step("replace", target)
+    os.rename(source, target)
+
+
+def touch(path: str, mode: int) -> None:
+    """Set a file's mtime to now, and make it if there is none. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | NOT_FOLLOWED, mode)
+    try:
+        os.utime(descriptor)
     finally:
         os.close(descriptor)
 

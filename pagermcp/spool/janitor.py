@@ -4,7 +4,6 @@ One process has it, whoever holds the lock. Waiting pages go to the archive, nev
 archive/ and dead/ are deleted, and only folders of mailboxes that are empty.
 """
 
-import contextlib
 import datetime
 import logging
 import math
@@ -17,13 +16,15 @@ from collections.abc import Callable
 from filelock import FileLock, Timeout
 
 from pagermcp.spool import files
-from pagermcp.spool.clock import Clock
+from pagermcp.spool.agenda import Entry
 from pagermcp.spool.page import PageName, now
+from pagermcp.spool.sending import KEY_HOURS
 from pagermcp.spool.spool import Spool
 
 PASS_SECONDS = 60.0
 _HOUR = 3600.0
 _DAY = 86400.0
+_RUN_DAYS = 60  # twice the longest time in which a run may have to report
 _RELIEF_SECONDS = 5.0  # at most this often a pass because of a full disk
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Janitor:
             fallback_to_soft=False,
         )
         self._last = spool.path("janitor.last")
-        self._clock: Clock | None = None  # only with the lock
+        self._in_office = False  # has the lock
         self._failed = ""  # why the last pass did not come to its end
         self._left_alone: set[str] = set()  # mailboxes that could not be tidied, of which it was said
         self._relief = threading.Lock()
@@ -71,9 +72,9 @@ class Janitor:
         """ "ok", or in words what is not done and why."""
         if self._failed:
             return f"the last pass failed: {self._failed}"
-        if self._clock is None:
+        if not self._in_office:
             return "another process does it"
-        return self._clock.problem or "ok"
+        return self._spool.clock.problem or "ok"
 
     def start(self) -> None:
         """Take the lock if it is free, and begin. Raises OSError."""
@@ -101,20 +102,22 @@ class Janitor:
 
     def tidy(self) -> None:
         """One pass, if this process is the janitor's. Raises OSError."""
-        if self._clock is None and not self._take_office():
+        if not self._in_office and not self._take_office():
             return
-        assert self._clock is not None
-        self._clock.check()
-        if self._clock.may_age:
+        clock = self._spool.clock
+        clock.check()
+        if clock.may_age:
+            self._spool.schedule.refresh()
             self._for_each("leased", self._return_leases)
             if time.monotonic() >= self._walk_due:
                 self._walk()
+                self._forget_senders()
                 self._walk_due = time.monotonic() + _HOUR
-        if self._clock.may_delete and time.monotonic() >= self._deletion_due:
+        if clock.may_delete and time.monotonic() >= self._deletion_due:
             self._delete_days()
             self._deletion_due = time.monotonic() + _DAY
         self.make_room()
-        if self._clock.may_delete:  # not before: a restart must not shorten the time in which nothing is deleted
+        if clock.may_delete:  # not before: a restart must not shorten the time in which nothing is deleted
             self._note_pass()
 
     def make_room(self) -> None:
@@ -122,10 +125,9 @@ class Janitor:
 
         Today's folders stay: who looks for what has just happened must find it."""
         with self._relief:
-            if self._clock is not None:
-                self._clock.check()
+            self._spool.clock.check()
             days = [day for day in self._spool.days() if day < f"{now():%Y-%m-%d}"]
-            while days and self._clock is not None and self._clock.may_delete and self._spool.shortage(2):
+            while days and self._in_office and self._spool.clock.may_delete and self._spool.shortage(2):
                 self._delete(days.pop())
 
     def _take_office(self) -> bool:
@@ -135,21 +137,18 @@ class Janitor:
             self._lock.acquire()
         except Timeout:
             return False
-        last_pass = None
-        with contextlib.suppress(FileNotFoundError):
-            last_pass = os.stat(self._last).st_mtime
-        if last_pass is None:
+        try:
+            self._spool.clock.was_absent_since(os.stat(self._last).st_mtime)
+        except FileNotFoundError:
             self._note_pass()
-        self._clock = Clock(last_pass)
+        self._in_office = True
         self._spool.make_room = self.make_room
-        if self._clock.problem:
-            log.warning("%s", self._clock.problem)
+        if self._spool.clock.problem:
+            log.warning("%s", self._spool.clock.problem)
         return True
 
     def _note_pass(self) -> None:
-        descriptor = os.open(self._last, os.O_WRONLY | os.O_CREAT | files.NOT_FOLLOWED, self._spool.file_mode)
-        os.utime(descriptor)
-        os.close(descriptor)
+        files.touch(self._last, self._spool.file_mode)
 
     def _for_each(self, state: str, act: Callable[[str], None]) -> None:
         """Do something for every folder in new/ or leased/; one for which it fails must not keep the others from it."""
@@ -168,12 +167,28 @@ class Janitor:
         path = self._spool.path("leased", number)
         leased = files.names(path)
         for name in filter(None, map(PageName.parse, leased)):
-            if (number, name) not in self._spool.leases:
+            if Entry("lease", number, name.file) not in self._spool.agenda:
                 mailbox = self._spool.mailbox(number)
                 if mailbox.lease_left(name) <= 0 and mailbox.return_lease(name):
                     self._ring(number)
-        if not leased:
+        if not leased and not files.names(self._spool.path("new", number)):
             self._remove_empty(path, os.stat(path).st_mtime + PASS_SECONDS)
+
+    def _forget_senders(self) -> None:
+        """Remove old idempotency keys, runs that were given up long ago, and read marks of mailboxes that have gone."""
+
+        def remove_old(state: str, days: float, number: str) -> None:
+            folder = self._spool.path(state, number)
+            for name in files.names(folder):
+                if time.time() - os.stat(f"{folder}/{name}").st_mtime > days * _DAY:
+                    files.remove(f"{folder}/{name}")
+            self._remove_empty(folder, 0)
+
+        self._for_each("keys", lambda number: remove_old("keys", KEY_HOURS / 24, number))
+        self._for_each("runs", lambda number: remove_old("runs", _RUN_DAYS, number))
+        for number in files.names(self._spool.path("read")):
+            if not os.path.lexists(self._spool.path("new", number)):
+                files.remove(self._spool.path("read", number))
 
     def _walk(self) -> None:
         """Go through all mailboxes: pages too old go to the archive, empty mailboxes too old go away.
@@ -199,7 +214,7 @@ class Janitor:
                 self._remove_mailbox(number, path, mtime)
             elif oldest[number] < too_old * 1e6:
                 limit = datetime.datetime.fromtimestamp(too_old, datetime.UTC)
-                self._spool.mailbox(number).expire_before(limit)
+                self._spool.mailbox(number).expire_waiting(limit)
 
         self._for_each("new", look)
         self._spool.forget_removed(self._waiting)
@@ -212,7 +227,7 @@ class Janitor:
 
     def _remove_empty(self, path: str, after: float) -> bool:
         """Remove a folder after that wall time, if it is empty. Who needs it makes it again."""
-        if time.time() < after or self._clock is None or not self._clock.may_delete:
+        if time.time() < after or not self._spool.clock.may_delete:
             return False
         try:
             os.rmdir(path)

@@ -13,11 +13,27 @@ import os
 import re
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from pagermcp.address import redact
 from pagermcp.spool import files
-from pagermcp.spool.page import WORKERS, BadPage, Page, PageName, now, page_line, payload_text, read_page, to_json
+from pagermcp.spool.agenda import Entry
+from pagermcp.spool.page import (
+    MTIME_GRAIN_NS,
+    WORKERS,
+    BadPage,
+    Page,
+    PageName,
+    moment,
+    now,
+    page_line,
+    payload_text,
+    read_page,
+    timestamp,
+    to_json,
+)
+from pagermcp.spool.schedule import Due
 
 if TYPE_CHECKING:
     from pagermcp.spool.spool import Spool
@@ -26,15 +42,20 @@ SETTLED_SECONDS = 2.0
 """A file that a shell brought is complete when it was closed, or was left alone for this long."""
 
 MAX_ATTEMPTS = 5
-"""A page whose lease ran out this often is dead: something about it keeps its readers from acknowledging."""
+"""A page that was handed out this often is dead: something about it keeps its readers from acknowledging."""
+
+LONGEST_LEASE = 12 * 3600.0
 
 _FUTURE_MICROSECONDS = 86_400_000_000  # an id further ahead than a day is not ours
-_MTIME_GRAIN_NS = 100_000_000  # a directory changed again this soon may show the same mtime
-_LONGEST_LEASE = 12 * 3600.0
+_NO_ROOM_LEASE = 60.0  # for a page that can't be buried, until it is tried again
+_NOTE_READ_SECONDS = 1.0
+_EXPIRY_SLACK = 0.01  # so that by the wall clock, too, the time has come
 _LINK_TRIES = 5
 _ID = re.compile(r"[0-9]{16}", re.ASCII)
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class MailboxFull(Exception):
@@ -50,12 +71,13 @@ class Mailbox:
 
     def __init__(self, spool: "Spool", number: str) -> None:
         self.number = number
-        self.last_read: datetime.datetime | None = None  # by this process
         self.unreadable: set[str] = set()  # files in new/ that can't be pages and can't be moved on, at the last look
         self.settles_at = math.inf  # monotonic time at which a file that may still be written to can be taken
         self._spool = spool
         self._new = spool.path("new", number)
         self._leased = spool.path("leased", number)
+        self._read_mark = spool.path("read", number)
+        self._noted_read = -math.inf
         self._lock = threading.Lock()
         self._writing = 0  # deliveries that hold a place but are not in new/ yet
         self._named_by_events: set[str] = set()  # foreign files that watching saw closed or moved in
@@ -66,21 +88,62 @@ class Mailbox:
 
     # Delivering
 
-    def deliver(self, payload: str) -> str:
+    def deliver(self, payload: str, *, id: str | None = None, frees: int = 0, **extra: object) -> str:
         """Write a page durably and show it to readers; its id. `payload` is JSON that `parse_payload` accepts.
 
-        Raises MailboxFull, SpoolFull, DeliveredMaybe, and OSError when it could not be written (and is not there)."""
-        self._spool.check_room()
-        with self._lock:
-            if self.size() + self._writing >= self._spool.max_messages:
-                raise MailboxFull
-            self._writing += 1
-        return self._deliver(payload)
+        id: one that `next_id` gave, and that is nowhere yet; frees: how many places will be free by this page; extra:
+        what to note beside the payload. Raises MailboxFull, SpoolFull, DeliveredMaybe, and OSError when it could not
+        be written (and is not there)."""
+        self._take_place(frees)
+        name = self._write(payload, extra, lambda temporary: self._link(temporary, id), self._sync)
+        self.note_expiry(name.id, extra.get("expires_at"))
+        return name.id
 
-    def _deliver(self, payload: str) -> str:
+    def schedule(self, payload: str, seconds: float, *, id: str | None = None, frees: int = 0, **extra: object) -> Due:
+        """Write a page durably that is to wait for readers in so many seconds. Otherwise as `deliver`."""
+        self._take_place(frees)
+        extra = {"due_at": timestamp(now() + datetime.timedelta(seconds=seconds)), **extra}
+        due = Due.within(seconds, self.number, PageName(id or self.next_id(), 1))
+
+        def link(temporary: str) -> Due:
+            files.link(temporary, self._spool.path("scheduled", due.file))
+            return due
+
+        def sync(due: Due) -> None:
+            try:
+                files.sync_directory(self._spool.path("scheduled"))
+            except OSError:
+                files.remove(self._spool.path("scheduled", due.file))
+                raise
+
+        self._write(payload, extra, link, sync)
+        self._spool.schedule.add(due, seconds)
+        return due
+
+    def next_id(self) -> str:
+        """An id for a page that is to be delivered."""
+        with self._lock:
+            return self._next_id()
+
+    def _take_place(self, frees: int = 0) -> None:
+        self._spool.check_room()
+        if not self._has_place(frees):
+            self.expire_waiting()
+            if not self._has_place(frees):
+                raise MailboxFull
+
+    def _has_place(self, frees: int) -> bool:
+        with self._lock:
+            if self.size() + self._writing - frees >= self._spool.max_messages:
+                return False
+            self._writing += 1
+            return True
+
+    def _write(self, payload: str, extra: dict[str, object], link: Callable[[str], T], sync: Callable[[T], None]) -> T:
+        """Write a page for which there is a place, and show it by `link`, which is made durable by `sync`."""
         temporary = self._spool.temporary()
         try:
-            files.write(temporary, page_line(payload, now()), self._spool.file_mode)
+            files.write(temporary, page_line(payload, now(), **extra), self._spool.file_mode)
         except OSError:
             with self._lock:
                 self._writing -= 1
@@ -88,17 +151,18 @@ class Mailbox:
         try:
             with self._lock:  # ids rise in the order in which pages appear, so both happen under the lock
                 self._writing -= 1
-                name = self._link(temporary)
-            self._sync(name)
+                linked = link(temporary)
+            sync(linked)
         finally:
             with contextlib.suppress(OSError):  # the page is delivered, or it is not: tmp/ is cleared later
                 files.remove(temporary)
-        return name.id
+        return linked
 
-    def _link(self, temporary: str) -> PageName:
+    def _link(self, temporary: str, id: str | None) -> PageName:
         for attempt in range(_LINK_TRIES):
-            name = PageName(self._next_id(), 1)
+            name = PageName(id or self._next_id(), 1)
             try:
+                files.make_directory(self._leased, self._mode)  # while there is room: what waits must be takeable
                 files.link(temporary, f"{self._new}/{name.file}")
                 return name
             except FileExistsError:
@@ -140,8 +204,8 @@ class Mailbox:
     # Reading
 
     def size(self) -> int:
-        """Pages that count towards the mailbox's limit: waiting and leased."""
-        return self.queued() + len(files.names(self._leased))
+        """Pages that count towards the mailbox's limit: waiting, leased and scheduled."""
+        return self.queued() + len(files.names(self._leased)) + self._spool.schedule.count(self.number)
 
     def queued(self) -> int:
         """Pages that wait for a reader."""
@@ -152,27 +216,61 @@ class Mailbox:
         pages = []
         for name in self._look():
             page, _ = self._read(name)
-            if page is not None:
+            if page is not None and not self._expired(page):
                 pages.append(page)
         return pages
 
-    def claim(self, lease_seconds: float) -> Page | None:
-        """Take the oldest waiting page into leased/ for `lease_seconds`; None when nothing waits. Raises OSError."""
+    @property
+    def last_read(self) -> datetime.datetime | None:
+        """When somebody with the key last looked, or waited, if ever."""
+        try:
+            return datetime.datetime.fromtimestamp(os.stat(self._read_mark).st_mtime, datetime.UTC)
+        except OSError:
+            return None
+
+    def note_read(self) -> None:
+        """Somebody with the key looks, or waits."""
+        if time.monotonic() - self._noted_read < _NOTE_READ_SECONDS or not os.path.isdir(self._new):
+            return
+        self._noted_read = time.monotonic()
+        with contextlib.suppress(OSError):  # on a full disk one must still be able to read
+            files.touch(self._read_mark, self._spool.file_mode)
+
+    def claim(self, lease_seconds: float, max_age: float = math.inf) -> Page | None:
+        """Take the page whose turn it is into leased/ for `lease_seconds`; None when nothing waits. Raises OSError.
+
+        Pages older than `max_age` seconds go to the archive. A page's turn is by the time since when it waits, so one
+        that comes back again and again keeps nobody else from being read."""
         try:
             seen = os.stat(self._new).st_mtime_ns
         except FileNotFoundError:
             return None
         self._seen = (seen, time.time_ns())
-        for name in self._look():
+        for name in sorted(self._look(), key=self._waits_since):
             page, reason = self._read(name)
-            if reason is None or not files.move(f"{self._new}/{name.file}", self._at("leased", name), self._mode):
+            if reason is None or not self._claim(name):
                 continue
             if page is None:
                 self._bury(name, reason)
-                continue
-            self.lease(name, lease_seconds)
-            return page
+            elif self._expired(page) or int(self._spool.clock.age(page.since)) > max_age:
+                self.expire(name)
+            else:
+                self.lease(name, lease_seconds)
+                return page
         return None
+
+    def _claim(self, name: PageName) -> bool:
+        return files.move(f"{self._new}/{name.file}", self._at("leased", name), self._mode)
+
+    def _waits_since(self, name: PageName) -> int:
+        if name.attempt > 1:
+            with contextlib.suppress(FileNotFoundError):
+                returned_at = os.stat(f"{self._new}/{name.file}", follow_symlinks=False).st_mtime_ns
+                return min(returned_at, time.time_ns()) // 1000
+        return int(name.id)
+
+    def _expired(self, page: Page) -> bool:
+        return "expires_at" in page.extra and self._spool.clock.now() >= moment(page.extra["expires_at"])
 
     def changed(self) -> bool:
         """True when a waiter should look again: new/ is not as it was at the last claim, or may not be."""
@@ -181,7 +279,7 @@ class Mailbox:
         except OSError:
             return True
         seen, looked_at = self._seen
-        return self.settles_at < math.inf or mtime != seen or abs(looked_at - mtime) < _MTIME_GRAIN_NS
+        return self.settles_at < math.inf or mtime != seen or abs(looked_at - mtime) < MTIME_GRAIN_NS
 
     def saw_closed(self, name: str) -> None:
         """Watching saw that a file in new/ was closed or moved in: it is complete."""
@@ -235,49 +333,109 @@ class Mailbox:
 
     def acknowledge(self, name: PageName) -> bool:
         """Move a leased page to today's archive; False when it is not leased any more."""
-        return self._leave_leased(name, self._at("archive", name))
+        return self._archive(name, "")
 
     def expire(self, name: PageName) -> bool:
         """Move a leased page that came too late to today's archive as expired; False when it is not leased."""
-        return self._leave_leased(name, self._at("archive", name).removesuffix(".json") + ".expired.json")
+        return self._archive(name, ".expired")
+
+    def replace(self, page: PageName | Due) -> bool:
+        """Move a waiting or scheduled page, for which there is a newer one, to the archive; False when it is gone."""
+        if isinstance(page, Due):
+            source = self._spool.path("scheduled", page.file)
+            claimed = files.move(source, self._at("leased", page.page), self._mode)
+            self._spool.schedule.drop(page)
+            return claimed and self._archive(page.page, ".replaced")
+        return self._claim(page) and self._archive(page, ".replaced")
 
     def withdraw(self, name: PageName) -> bool:
         """Let a leased page wait again that was not handed out after all; False when it is not leased any more."""
-        return self._leave_leased(name, self._at("new", name))
+        return self._stamp(name) and self._leave_leased(name, self._at("new", name))
 
-    def release(self, name: PageName) -> bool:
-        """Let a leased page wait again, as the next attempt; False when it is not leased any more."""
-        return self._leave_leased(name, self._at("new", name.next()))
+    def release(self, name: PageName, delay: float = 0) -> bool:
+        """Let a leased page wait again, as the next attempt and after `delay` seconds; False when it is not leased.
+
+        One that was handed out often enough is dead instead."""
+        if name.attempt >= MAX_ATTEMPTS:
+            return self._bury(name, f"handed out {name.attempt} times and never acknowledged")
+        if delay <= 0:
+            return self._stamp(name) and self._leave_leased(name, self._at("new", name.next()))
+        due = Due.within(delay, self.number, name.next())
+        released = self._leave_leased(name, self._spool.path("scheduled", due.file))
+        if released:
+            self._spool.schedule.add(due, delay)
+        return released
 
     def return_lease(self, name: PageName) -> bool:
-        """End a lease that ran out: the page waits again (True), or is dead when it was handed out often enough."""
-        if name.attempt < MAX_ATTEMPTS:
-            return self.release(name)
-        self._bury(name, f"handed out {name.attempt} times and never acknowledged")
-        return False
+        """End a lease that ran out, unless it was lengthened just now: True when the page waits again."""
+        with self._lock:
+            if Entry("lease", self.number, name.file) in self._spool.agenda:
+                return False
+            return self.release(name) and name.attempt < MAX_ATTEMPTS
 
-    def expire_before(self, limit: datetime.datetime) -> None:
-        """Move waiting pages that were accepted before `limit` to the archive as expired. Raises OSError."""
+    def come_due(self, due: Due) -> bool:
+        """Let a scheduled page wait for readers; False when it is not scheduled any more. Raises OSError."""
+        moved = files.move(self._spool.path("scheduled", due.file), self._at("new", due.page), self._mode)
+        self._spool.schedule.drop(due)
+        return moved
+
+    def expire_waiting(self, before: datetime.datetime | None = None) -> None:
+        """Move waiting pages that have expired, or that wait since before some time, to the archive. Raises OSError."""
         for name in self._look():
             page, _ = self._read(name)
-            old = page is not None and page.created_at < limit
-            if old and files.move(f"{self._new}/{name.file}", self._at("leased", name), self._mode):
+            if page is not None and (self._expired(page) or (before and page.since < before)) and self._claim(name):
                 self.expire(name)
 
-    def lease(self, name: PageName, seconds: float) -> None:
-        """Let the lease of a leased page run out in so many seconds. Raises FileNotFoundError when it is not leased."""
-        os.utime(self._at("leased", name), (time.time() + seconds,) * 2, follow_symlinks=False)
-        self._spool.leases[self.number, name] = time.monotonic() + seconds
+    def note_expiry(self, id: str, expires_at: object) -> None:
+        """Let the page expire in time, if it is still waiting then."""
+        if isinstance(expires_at, str):
+            left = (moment(expires_at) - self._spool.clock.now()).total_seconds()
+            self._spool.agenda.put(Entry("expiry", self.number, f"{id}.json"), left + _EXPIRY_SLACK)
+
+    def lease(self, name: PageName, seconds: float) -> bool:
+        """Let the lease of a leased page run out in so many seconds from now; False when it is not leased any more."""
+        with self._lock:  # so that it is not returned just now
+            leased = self._stamp(name, seconds)
+            if leased:
+                self._spool.agenda.put(Entry("lease", self.number, name.file), seconds)
+            return leased
+
+    def _stamp(self, name: PageName, seconds: float = 0) -> bool:
+        """Set a leased page's mtime: when its lease ends, since when it waits again, or when it was archived."""
+        try:
+            os.utime(self._at("leased", name), (time.time() + seconds,) * 2, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
 
     def _leave_leased(self, name: PageName, target: str) -> bool:
         moved = files.move(self._at("leased", name), target, self._mode)
-        self._spool.leases.pop((self.number, name), None)
+        self._spool.agenda.drop(Entry("lease", self.number, name.file))
         return moved
 
-    def _bury(self, name: PageName, reason: str) -> None:
+    def _archive(self, name: PageName, outcome: str) -> bool:
+        if not self._stamp(name):
+            return False
+        try:
+            return self._leave_leased(name, self._at("archive", name).removesuffix(".json") + f"{outcome}.json")
+        except OSError as error:
+            if error.errno not in files.DISK_FULL:
+                raise
+            log.warning("%s: %s is deleted, since there is no room to archive it", self.number, name.handle)
+            self._spool.agenda.drop(Entry("lease", self.number, name.file))
+            return files.remove(self._at("leased", name))
+
+    def _bury(self, name: PageName, reason: str) -> bool:
         target = self._at("dead", name)
         self._explain(target, reason)
-        self._leave_leased(name, target)
+        try:
+            return self._stamp(name) and self._leave_leased(name, target)
+        except OSError as error:
+            if error.errno not in files.DISK_FULL:
+                raise
+            self._stamp(name, _NO_ROOM_LEASE)
+            self._spool.agenda.put(Entry("lease", self.number, name.file), _NO_ROOM_LEASE)
+            return False
 
     def _explain(self, dead: str, reason: str) -> None:
         """Write the reason beside the place where a dead page will be; before it is, so that none is without."""
@@ -338,7 +496,7 @@ class Mailbox:
         with self._lock:
             self._writing += 1  # it had its place in new/ already, so it is not refused for want of one
         with contextlib.suppress(DeliveredMaybe):  # then a reader has it, and putting the file back would double it
-            self._deliver(payload)
+            self._write(payload, {}, lambda temporary: self._link(temporary, None), self._sync)
         files.remove(taken)
         return True
 
@@ -393,10 +551,19 @@ class Mailbox:
                 files.remove(path)
             elif state == "leased":
                 left = self.lease_left(name)
-                self._spool.leases[self.number, name] = time.monotonic() + left
                 if left <= 0:
                     self.return_lease(name)
-        return max([newest, *(int(id) for id in latest)])
+                else:
+                    self._spool.agenda.put(Entry("lease", self.number, name.file), left)
+        scheduled = self._spool.schedule.of(self.number)
+        for due in scheduled:
+            path = self._spool.path("scheduled", due.file)
+            there = latest.get(due.page.id)
+            moved_to = finished.get(due.page.id) or (self._at(*there) if there else None)
+            if moved_to and os.path.samefile(path, moved_to):
+                files.remove(path)
+                self._spool.schedule.drop(due)
+        return max([newest, *(int(id) for id in latest), *(int(due.page.id) for due in scheduled)])
 
     def _finished(self, oldest: str | None) -> tuple[dict[str, str], int]:
         """The files in archive/ and dead/ of the days since `oldest`, by id, and the newest id there."""
@@ -420,7 +587,7 @@ class Mailbox:
         Raises FileNotFoundError when it is no more."""
         status = os.stat(self._at("leased", name), follow_symlinks=False)
         ends = max(status.st_mtime, status.st_ctime + SETTLED_SECONDS)  # claimed, but the lease not written yet
-        return min(ends - time.time(), _LONGEST_LEASE)
+        return min(ends - time.time(), LONGEST_LEASE)
 
 
 def _latest_id() -> int:

@@ -18,7 +18,14 @@ MAX_DEPTH = 100
 WORKERS = 16
 """Processes that may serve one spool: each gives out the ids whose remainder by this is its own number."""
 
-_NAME = re.compile(r"([0-9]{16})(?:\.([1-9][0-9]{0,5}))?\.json", re.ASCII)
+STALE_SECONDS = 900.0
+"""A page older than this is marked stale: what it says may no longer be so."""
+
+MTIME_GRAIN_NS = 100_000_000
+"""A directory that is changed again this soon may show the same mtime."""
+
+_HANDLE = re.compile(r"([0-9]{16})(?:\.([1-9][0-9]{0,5}))?", re.ASCII)
+_TIMES = {"due_at", "expires_at"}
 
 
 class BadPage(ValueError):
@@ -34,7 +41,12 @@ class PageName(NamedTuple):
     @classmethod
     def parse(cls, name: str) -> "PageName | None":
         """Read `<id>.json` or `<id>.<attempt>.json`; None for any other name."""
-        match = _NAME.fullmatch(name)
+        return cls.parse_handle(name.removesuffix(".json")) if name.endswith(".json") else None
+
+    @classmethod
+    def parse_handle(cls, handle: str) -> "PageName | None":
+        """Read `<id>` or `<id>.<attempt>`; None for anything else."""
+        match = _HANDLE.fullmatch(handle)
         return cls(match[1], int(match[2] or 1)) if match else None
 
     @property
@@ -52,11 +64,14 @@ class PageName(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """One page as read from its file. `created_at` is when the relay accepted it, in UTC."""
+    """One page as read from its file.
+
+    created_at: when the relay accepted it, in UTC; extra: what the relay noted beside the payload, such as `due_at`."""
 
     name: PageName
     created_at: datetime.datetime
     payload: dict[str, Any]
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -66,9 +81,10 @@ class Page:
     def created(self) -> str:
         return timestamp(self.created_at)
 
-    def age(self, now: datetime.datetime) -> int:
-        """Whole seconds since the page was accepted, never negative."""
-        return max(0, int((now - self.created_at).total_seconds()))
+    @property
+    def since(self) -> datetime.datetime:
+        """From when its age counts: for a page that was sent ahead of its time, when that came."""
+        return moment(self.extra["due_at"]) if "due_at" in self.extra else self.created_at
 
 
 def now() -> datetime.datetime:
@@ -78,6 +94,14 @@ def now() -> datetime.datetime:
 def timestamp(moment: datetime.datetime) -> str:
     """RFC 3339 in UTC with microseconds: 2026-11-29T15:14:48.000001Z."""
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def moment(text: str) -> datetime.datetime:
+    """What `timestamp` wrote. Raises ValueError, also for a time without a zone."""
+    parsed = datetime.datetime.fromisoformat(text)
+    if parsed.tzinfo is None:
+        raise ValueError("no time zone")
+    return parsed.astimezone(datetime.UTC)
 
 
 def to_json(value: object) -> bytes:
@@ -118,32 +142,37 @@ def payload_text(text: str) -> tuple[str, object]:
     return to_json(payload).decode(), address
 
 
-def page_line(payload: str, created_at: datetime.datetime) -> bytes:
-    """The file's content for a payload that `parse_payload` accepted.
+def page_line(payload: str, created_at: datetime.datetime, **extra: object) -> bytes:
+    """The file's content for a payload that `parse_payload` accepted, with what the relay notes beside it.
 
     The sender's text is kept as it came, but on one line: outside of strings a line break is only white space, and
     inside of them JSON has none."""
     one_line = payload.replace("\r", " ").replace("\n", " ")
-    return f'{{"created_at":"{timestamp(created_at)}","payload":{one_line}}}\n'.encode()
+    head = to_json({"created_at": timestamp(created_at), **extra})[:-1]
+    return head + f',"payload":{one_line}}}\n'.encode()
 
 
 def read_page(name: PageName, content: bytes) -> Page:
     """The page that a file's content holds. Raises BadPage."""
     try:
-        page = parse_payload(content.decode(), MAX_DEPTH + 1)
-        payload = page["payload"]
-        created_at = datetime.datetime.fromisoformat(page["created_at"])
-        if not isinstance(payload, dict) or created_at.tzinfo is None:
-            raise BadPage("payload is no object, or created_at has no time zone")
-        return Page(name, created_at.astimezone(datetime.UTC), payload)
+        page = parse_payload(content.decode(), MAX_DEPTH + 2)  # a lost page has another's payload in its own
+        payload, created_at = page.pop("payload"), _moment_in("created_at", page.pop("created_at"))
+        if not isinstance(payload, dict):
+            raise BadPage("payload is no object")
+        for field in page.keys() & _TIMES:
+            _moment_in(field, page[field])
+        return Page(name, created_at, payload, page)
     except UnicodeDecodeError as error:
         raise BadPage(f"not UTF-8 at byte {error.start}") from None
     except KeyError as error:
         raise BadPage(f"no {error.args[0]}") from None
-    except BadPage:
-        raise
-    except (TypeError, ValueError, OverflowError):
-        raise BadPage("created_at is not a time") from None
+
+
+def _moment_in(field: str, text: object) -> datetime.datetime:
+    try:
+        return moment(str(text))
+    except (ValueError, OverflowError) as error:
+        raise BadPage(f"{field} is not a time: {error}") from None
 
 
 def _refuse_constant(name: str) -> float:

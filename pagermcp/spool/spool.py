@@ -10,34 +10,48 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+from filelock import FileLock, Timeout
 
 from pagermcp.spool import files
+from pagermcp.spool.agenda import Agenda, Entry
+from pagermcp.spool.clock import Clock
 from pagermcp.spool.mailbox import Mailbox
 from pagermcp.spool.page import PageName
+from pagermcp.spool.schedule import Due, Schedule
+from pagermcp.spool.sending import come_due
 
 FORMAT = "pagermcp spool 1"
 GUIDE = f"""{FORMAT}
 
 new/<number>/<id>.json                   waiting; one directory a mailbox
-leased/<number>/<id>.json                being handed to a reader; mtime is when that lease runs out
-archive/<YYYY-MM-DD>/<number>/<id>.json  taken by a reader that day (UTC); <id>.expired.json came too late for it
+leased/<number>/<id>.json                handed to a reader and not acknowledged; mtime is when that lease runs out
+scheduled/<due>-<number>-<id>.json       not due yet: delayed pages, and what is paged unless a run reports in time
+archive/<YYYY-MM-DD>/<number>/<id>.json  acknowledged that day (UTC); <id>.expired.json came too late for its reader,
+                                         <id>.replaced.json was replaced by a newer one before it was read
 dead/<YYYY-MM-DD>/<number>/<id>.json     was no page, or handed out five times in vain; <id>.why says it
+keys/<number>/<sha256>.json              idempotency keys of the last 24 hours, with the page each one brought
+runs/<number>/<sha256>.json              runs that are to report again, with the file in scheduled/ that says until when
+read/<number>                            mtime is when the mailbox was last read
 tmp/                                     being written
 relay.lock, janitor.lock                 held by the relay, and by the process that tidies up; janitor.last: when it did
 
-An id is the time of arrival in microseconds since 1970. <id>.2.json is the second attempt to hand a page out.
+An id is the time of arrival in microseconds since 1970. <id>.2.json is the second attempt to hand a page out. <due> is
+a time as well.
 A JSON file moved into new/<number>/ is a page: mv page.json new/<number>/
 Look with ls and cat. Pages may be removed with rm; the relay minds neither.
 """
 
-_DIRECTORIES = ("new", "leased", "archive", "dead", "tmp")
+_DIRECTORIES = ("new", "leased", "scheduled", "archive", "dead", "keys", "runs", "read", "tmp")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _ADOPTED = "adopt-"
 _ADOPTED_NAME = re.compile(rf"{_ADOPTED}([0-9a-f-]{{36}})-(.+)", re.ASCII)
 _LEFT_OVER_SECONDS = 600
 _MIN_FREE_INODES = 1000
 _RETRY_SECONDS = 60.0
+_LOCKS = 256
+_ALONE_PATIENCE_SECONDS = 10.0
 _MAY_BE_THERE = {"README.md", "lost+found", *_DIRECTORIES}  # in a folder that is to become a spool
 
 log = logging.getLogger(__name__)
@@ -49,6 +63,13 @@ class SpoolRefused(Exception):
 
 class SpoolFull(Exception):
     """There is too little room on the disk to accept a page. The message says how much."""
+
+
+class Busy(Exception):
+    """Others take too long with the same mailbox. Nothing was delivered."""
+
+    def __str__(self) -> str:
+        return "others were busy with the same mailbox for too long"
 
 
 class Spool:
@@ -69,16 +90,19 @@ class Spool:
         self.root = os.path.realpath(root)
         self.max_messages = max_messages
         self.max_message_bytes = max_message_bytes
-        self.max_page_bytes = 6 * max_message_bytes + 1024  # a text of control characters takes six bytes for each
+        self.max_page_bytes = 6 * max_message_bytes + 4096  # a text of control characters takes six bytes for each
         self.worker = worker
         self.pressed = threading.Event()  # the disk gets full: the janitor should look
         self.make_room: Callable[[], None] = lambda: None  # what the janitor does about it, in the process that has him
-        self.leases: dict[tuple[str, PageName], float] = {}  # given out or found by this process: monotonic end
+        self.clock = Clock()
+        self.agenda = Agenda()
         self._min_free_bytes = min_free_bytes
         self._mailboxes: dict[str, Mailbox] = {}
         self._lock = threading.Lock()
+        self._alone = [threading.Lock() for _ in range(_LOCKS)]
         try:
             self._open()
+            self.schedule = Schedule(self.path("scheduled"), self.agenda)
         except OSError as error:
             raise SpoolRefused(self._reason(error)) from error
 
@@ -149,18 +173,52 @@ class Spool:
                 files.remove(linked)
                 files.remove(written)
 
-    def return_run_out(self) -> set[str]:
-        """Let pages whose lease ran out wait again; the numbers of their mailboxes."""
+    @contextlib.contextmanager
+    def alone(self, number: str) -> Iterator[None]:
+        """Keep out all others, here and in other processes, who want to be alone with this mailbox: for several steps.
+
+        Raises Busy when that takes too long, and OSError."""
+        shard = int(number[-2:], 16)  # a lock file a mailbox could never be removed again without a race
+        until = time.monotonic() + _ALONE_PATIENCE_SECONDS
+        if not self._alone[shard].acquire(timeout=_ALONE_PATIENCE_SECONDS):
+            raise Busy
+        try:
+            path = self.path("keys", f".lock-{shard:02x}")
+            lock = FileLock(path, poll_interval=0.001, mode=self.file_mode, fallback_to_soft=False)
+            try:
+                lock.acquire(timeout=max(0, until - time.monotonic()))
+            except Timeout:
+                raise Busy from None
+            try:
+                yield
+            finally:
+                lock.release()
+        finally:
+            self._alone[shard].release()
+
+    def come_due(self) -> set[str]:
+        """Do what the agenda says; the numbers of the mailboxes in which pages wait by that."""
         numbers = set()
-        for (number, name), end in list(self.leases.items()):
-            if end <= time.monotonic():
-                try:
-                    if self.mailbox(number).return_lease(name):
-                        numbers.add(number)
-                except OSError as error:  # it is tried again; meanwhile it must not hold up the others
-                    log.warning("%s: %s ran out but could not be returned: %s", number, name.handle, error)
-                    self.leases[number, name] = time.monotonic() + _RETRY_SECONDS
+        for entry in self.agenda.take_due():
+            try:
+                if self._come_due(entry):
+                    numbers.add(entry.number)
+            except Exception as error:  # it is tried again; meanwhile it must not hold up the others
+                known = isinstance(error, OSError | Busy)
+                log.warning("%s: the time of %s has come, but: %s", entry.number, entry.file, error, exc_info=not known)
+                self.agenda.put(entry, _RETRY_SECONDS)
         return numbers
+
+    def _come_due(self, entry: Entry) -> bool:
+        mailbox = self.mailbox(entry.number)
+        if entry.what == "expiry":
+            mailbox.expire_waiting()
+            return False
+        if entry.what == "lease":
+            name = PageName.parse(entry.file)
+            return name is not None and mailbox.return_lease(name)
+        due = Due.parse(entry.file)
+        return due is not None and come_due(self, mailbox, due)
 
     def recover(self) -> None:
         """Clear tmp/ of what an unclean stop left. Only for who serves the spool alone. Raises OSError."""
@@ -195,7 +253,7 @@ class Spool:
         if current != GUIDE:
             temporary = self.temporary()
             files.write(temporary, GUIDE.encode(), self.file_mode)
-            os.rename(temporary, self.path("FORMAT"))
+            files.replace(temporary, self.path("FORMAT"))
         files.sync_directory(self.root)
         try:
             self.probe()

@@ -1,11 +1,12 @@
-"""The sweep: every 2 s, look whether anything was missed.
+"""The sweep: every 2 s, look whether anything was missed; and what is on the agenda, when its time has come.
 
 It makes waking independent of watchdog: whatever lost an event, the mailbox's directory shows that it changed. It also
-lets pages wait again whose lease ran out, and tends the watches.
+tends the watches.
 """
 
 import logging
 import threading
+import time
 
 from pagermcp.spool import Spool
 from pagermcp.waking.switchboard import Switchboard
@@ -30,11 +31,23 @@ class Sweep:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stopped.wait(SWEEP_SECONDS):
+        sweep_at = time.monotonic() + SWEEP_SECONDS
+        while True:
+            self._spool.agenda.wait(sweep_at)
+            if self._stopped.is_set():
+                return
             try:
-                self.sweep()
+                self.come_due()
+                if time.monotonic() >= sweep_at:
+                    sweep_at = time.monotonic() + SWEEP_SECONDS
+                    self.sweep()
             except Exception:  # whatever it was may be over in 2 s, and then the sweep must still be here
                 log.exception("a sweep failed")
+
+    def come_due(self) -> None:
+        """Do what the agenda says."""
+        for number in self._spool.come_due():
+            self._switchboard.ring(number)
 
     def sweep(self) -> None:
         """Sweep once."""
@@ -42,8 +55,6 @@ class Sweep:
         for number in waiting:
             if self._changed(number):
                 self._switchboard.ring(number)
-        for number in self._spool.return_run_out():
-            self._switchboard.ring(number)
         self._watcher.tend(waiting)
 
     def _changed(self, number: str) -> bool:
@@ -54,4 +65,5 @@ class Sweep:
 
     def stop(self) -> None:
         self._stopped.set()
+        self._spool.agenda.interrupt()
         self._thread.join(1)

@@ -1,10 +1,57 @@
 """What a sender's body becomes: always a JSON object, kept as the sender wrote it."""
 
+from typing import Any
+
+from flask import request
+
 from pagermcp.spool import BadPage
-from pagermcp.spool.page import payload_text, to_json
+from pagermcp.spool.page import PageName, parse_payload, payload_text, to_json
 from pagermcp.web.errors import Refused
+from pagermcp.web.services import services
+
+MAX_IDS = 100
 
 _CURLS_DEFAULT = "application/x-www-form-urlencoded"
+
+
+def request_body() -> bytes:
+    """The body of this request. Raises Refused."""
+    limit = services().settings.max_message_bytes
+    size = request.content_length or 0
+    body = b"" if size > limit else request.get_data(cache=False)
+    size = max(size, len(body))
+    if size > limit:
+        raise Refused(413, "too_large", f"the body has {size} bytes and the limit is {limit}", "send less, or a link")
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise Refused(415, "unsupported_media_type", "the body is compressed", "send it as it is")
+    return body
+
+
+def listed_ids() -> tuple[list[PageName], dict[str, Any]]:
+    """The handles in this request's `{"ids":[…]}`, each once, and the whole of the object. Raises Refused."""
+    hint = """send {"ids":["<id>"]}, as the page came with it"""
+    try:
+        body = parse_payload(request_body().decode())
+    except UnicodeDecodeError as error:
+        raise Refused(400, "not_utf8", f"the body is not UTF-8 (byte {error.start})", hint) from None
+    except BadPage as error:
+        raise Refused(400, "bad_json", str(error), hint) from None
+    ids = body.get("ids")
+    if not isinstance(ids, list) or not 1 <= len(ids) <= MAX_IDS:
+        raise Refused(400, "bad_parameter", f"ids must be a list of 1 to {MAX_IDS} ids", hint)
+    return [handle_in(id, hint) for id in dict.fromkeys(map(_hashable, ids))], body
+
+
+def handle_in(text: object, hint: str) -> PageName:
+    """A handle, `<id>` or `<id>.<attempt>`. Raises Refused."""
+    name = PageName.parse_handle(text) if isinstance(text, str) else None
+    if name is None:
+        raise Refused(400, "bad_parameter", f"{str(text)[:40]!r} is no id", hint)
+    return name
+
+
+def _hashable(id: object) -> object:
+    return id if isinstance(id, str) else None
 
 
 def payload_of(body: bytes, media_type: str) -> tuple[str, str | None]:

@@ -1,16 +1,14 @@
 """Every error as the client sees it: a status, and `{"error":{"code","message","hint"}}`."""
 
-import errno
 import http
 import logging
 
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
-from pagermcp.spool import DeliveredMaybe, MailboxFull, SpoolFull
+from pagermcp.spool import Busy, DeliveredMaybe, KeyReused, MailboxFull, SpoolFull
+from pagermcp.spool.files import DISK_FULL
 from pagermcp.spool.page import to_json
-
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +42,8 @@ def register(app: Flask) -> None:
     """Answer every exception in this form. What nobody foresaw is logged and is a 500."""
     app.register_error_handler(Refused, _refused)
     app.register_error_handler(MailboxFull, _mailbox_full)
+    app.register_error_handler(Busy, _busy)
+    app.register_error_handler(KeyReused, _key_reused)
     app.register_error_handler(SpoolFull, _spool_full)
     app.register_error_handler(DeliveredMaybe, _delivered_maybe)
     app.register_error_handler(OSError, _disk_error)
@@ -70,6 +70,15 @@ def _mailbox_full(error: MailboxFull) -> Response:
             429, "mailbox_full", "the mailbox is full; nothing was dropped", "read it, or send later", retry_after=30
         )
     )
+
+
+def _busy(error: Busy) -> Response:
+    return _refused(Refused(503, "busy", str(error), "try again", retry_after=1))
+
+
+def _key_reused(error: KeyReused) -> Response:
+    message = "this Idempotency-Key came within 24 hours with another body"
+    return _refused(Refused(422, "key_reused", message, "use a new key for a new page"))
 
 
 def _spool_full(error: SpoolFull) -> Response:

@@ -6,10 +6,9 @@ import re
 from flask import Blueprint, Response, current_app, render_template, request
 
 import pagermcp
+from pagermcp.web.answers import NO_STORE, answer
 from pagermcp.web.errors import Refused
-from pagermcp.web.handover import NO_STORE
 from pagermcp.web.health import Health
-from pagermcp.web.mailboxes import answer
 from pagermcp.web.services import services
 
 _PAGER_SH = importlib.resources.files("pagermcp") / "share" / "pager.sh"

@@ -1,12 +1,13 @@
-"""A request that waits for a page, with the answer that suits how long it took.
+"""A request that waits for pages, with the answer that suits how long it took.
 
-A page within HEARTBEAT_SECONDS is an ordinary answer. After that the headers go out, and a space every
-HEARTBEAT_SECONDS until the page comes: white space before JSON is allowed, and it keeps proxies and NAT open. After the
-headers there is only the page, more waiting, or a cut connection; never an end without a page, which existing clients
-can't digest.
+Pages that come soon are an ordinary answer. After that the headers go out, and a space every HEARTBEAT_SECONDS until
+pages come: white space before JSON is allowed, and it keeps proxies and NAT open. After the headers there is only the
+answer, more waiting, or a cut connection; never a blank end, which existing clients can't digest.
 """
 
+import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,14 +15,30 @@ from typing import Any
 from flask import Response
 
 from pagermcp.spool import Mailbox, Page
-from pagermcp.spool.page import now, to_json
+from pagermcp.web.answers import NO_STORE
 from pagermcp.web.errors import Refused
-from pagermcp.web.handover import HANDOVER_SECONDS, NO_STORE, Handover, flat, flushed_by, page_response
+from pagermcp.web.handover import HANDOVER_SECONDS, Handover, flushed_by
 from pagermcp.web.services import Services
 
 HEARTBEAT_SECONDS = 20.0
 
 log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What a wait is for.
+
+    form: gives the answer's body for these pages (none, when the time is over) and its headers, or raises Refused.
+    timeout, quiet: seconds that it lasts, and seconds without a heartbeat; most: pages; lease: seconds, 0 to take them
+    for good; max_age: seconds that a page may be old."""
+
+    form: Callable[[list[Page]], tuple[bytes, dict[str, str]]]
+    timeout: float = math.inf
+    quiet: float = HEARTBEAT_SECONDS
+    most: int = 1
+    lease: float = 0
+    max_age: float = math.inf
 
 
 class WaitEnded(Exception):
@@ -35,10 +52,11 @@ class WaitEnded(Exception):
 class Wait:
     """Holds one of the places for waiting, and a waiter, until it is closed. Raises Refused, OSError."""
 
-    def __init__(self, relay: Services, mailbox: Mailbox, max_age: float, environment: dict[str, Any]) -> None:
-        self._relay, self._mailbox, self._max_age = relay, mailbox, max_age
+    def __init__(self, relay: Services, mailbox: Mailbox, terms: Terms, environment: dict[str, Any]) -> None:
+        self._relay, self._mailbox, self._terms = relay, mailbox, terms
         self._gone: Callable[[], bool] = environment.get("waitress.client_disconnected", lambda: False)
         self._flushed = flushed_by(environment)
+        self._until = time.monotonic() + terms.timeout
         self._handover: Handover | None = None
         self._closed = False
         if not relay.waits.acquire(blocking=False):
@@ -47,17 +65,16 @@ class Wait:
 
     def response(self) -> Response:
         """Wait for a first while, and answer; the answer may go on waiting."""
-        timeout = self._relay.settings.wait_timeout_seconds
         try:
             self._mailbox.make()
+            self._mailbox.note_read()
             self._relay.watcher.watch(self._mailbox.number)
-            page = self._next(timeout or HEARTBEAT_SECONDS)
-            if page is not None:
-                body = self._take(page)
-                return page_response(page, body, self)
-            if timeout:
-                raise Refused(408, "timeout", f"no page came within {timeout:g} s", "ask again")
-            return Response(self, 200, NO_STORE, content_type="application/json")
+            pages = self._next(self._terms.quiet)
+            if not pages and time.monotonic() < self._until:
+                return Response(self, 200, NO_STORE, content_type="application/json")
+            body, headers = self._take(pages)
+            headers = {**NO_STORE, "Content-Length": str(len(body)), **headers}
+            return Response(self, 200, headers, content_type="application/json")
         except WaitEnded as ended:
             self.close()
             raise ended.answer from None
@@ -69,9 +86,9 @@ class Wait:
         try:
             while self._handover is None:
                 yield b" "
-                page = self._next(HEARTBEAT_SECONDS)
-                if page is not None:
-                    self._take(page)
+                pages = self._next(HEARTBEAT_SECONDS)
+                if pages or time.monotonic() >= self._until:
+                    self._take(pages)
         except WaitEnded:
             raise ConnectionAbortedError from None  # the server cuts the connection: no final chunk, no blank answer
         except Exception:
@@ -90,14 +107,16 @@ class Wait:
             self._relay.switchboard.leave(self._waiter)
             self._relay.waits.release()
 
-    def _take(self, page: Page) -> bytes:
-        body = to_json(flat(page)) + b"\n"
-        self._handover = Handover(self._relay, self._mailbox, page, body, self._flushed)
-        return body
+    def _take(self, pages: list[Page]) -> tuple[bytes, dict[str, str]]:
+        leased = self._terms.lease > 0
+        self._handover = Handover(self._relay, self._mailbox, pages, b"", self._flushed, leased)
+        body, headers = self._terms.form(pages)
+        self._handover.body = body
+        return body, headers
 
-    def _next(self, seconds: float) -> Page | None:
-        """The oldest page that is not too old; None when none comes in time. Raises WaitEnded."""
-        until = time.monotonic() + seconds
+    def _next(self, seconds: float) -> list[Page]:
+        """The pages whose turn it is; none when none come in time. Raises WaitEnded."""
+        until = min(self._until, time.monotonic() + seconds)
         while True:
             if self._gone():
                 hint = "keep it open until the answer has come"
@@ -107,15 +126,23 @@ class Wait:
             if self._relay.switchboard.draining:
                 # after that, so that its ring is not missed
                 raise WaitEnded(Refused(503, "stopping", "the relay is stopping", "ask again", retry_after=1))
-            page = self._mailbox.claim(HANDOVER_SECONDS)
-            if page is None:
-                if time.monotonic() >= until:
-                    return None
-                self._waiter.park(min(until, self._mailbox.settles_at), self._gone)
-                self._mailbox.make()  # somebody may have removed it
-            elif page.age(now()) <= self._max_age:
+            pages = self._claim()
+            if pages:
                 if self._relay.switchboard.waiting(self._mailbox.number) > 1 and self._mailbox.queued():
                     self._relay.switchboard.ring(self._mailbox.number)  # one ring may have stood for several pages
-                return page
-            else:
-                self._mailbox.expire(page.name)
+                return pages
+            if time.monotonic() >= until:
+                return []
+            self._waiter.park(min(until, self._mailbox.settles_at), self._gone)
+            self._mailbox.note_read()
+            self._mailbox.make()  # somebody may have removed it
+
+    def _claim(self) -> list[Page]:
+        lease = self._terms.lease or HANDOVER_SECONDS
+        pages: list[Page] = []
+        while len(pages) < self._terms.most:
+            page = self._mailbox.claim(lease, self._terms.max_age)
+            if page is None:
+                break
+            pages.append(page)
+        return pages

@@ -1,0 +1,77 @@
+"""Where a page is: in which of the spool's directories, and by what outcome."""
+
+import contextlib
+import datetime
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from pagermcp.spool import files
+from pagermcp.spool.page import Page, PageName, read_page
+from pagermcp.spool.schedule import Due
+
+if TYPE_CHECKING:
+    from pagermcp.spool.spool import Spool
+
+STATES = ("waiting", "leased", "scheduled", "archived", "dead")
+_ENDED = re.compile(r"([0-9.]+)(?:\.(expired|replaced|cleared))?\.json", re.ASCII)
+_LOOKS = 3
+
+
+class Place(NamedTuple):
+    """One page's file. outcome: of an archived page, how it ended."""
+
+    name: PageName
+    state: str
+    path: str
+    outcome: str | None = None
+    due: datetime.datetime | None = None
+
+    def read(self, spool: "Spool") -> tuple[Page, datetime.datetime]:
+        """The page and its file's mtime: when a lease ends, or when the page was archived. Raises OSError, BadPage."""
+        content, status = files.read(self.path, spool.max_page_bytes)
+        return read_page(self.name, content), datetime.datetime.fromtimestamp(status.st_mtime, datetime.UTC)
+
+    def why(self) -> str | None:
+        """The reason beside a dead page."""
+        with contextlib.suppress(OSError):
+            return files.read(self.path.removesuffix(".json") + ".why", 4096)[0].decode(errors="replace").strip()
+        return None
+
+
+def find(spool: "Spool", number: str, id: str) -> Place | None:
+    """Where the page with this id is, in this mailbox; None when it is nowhere. Raises OSError."""
+    day = datetime.datetime.fromtimestamp(int(id) / 1e6, datetime.UTC) - datetime.timedelta(days=1)
+    for _ in range(_LOOKS):  # it may move from a place not looked at yet to one that was
+        for state in STATES:
+            for place in _places(spool, number, state, f"{day:%Y-%m-%d}", lambda name: name.startswith(id)):
+                return place
+    return None
+
+
+def listing(spool: "Spool", number: str, state: str) -> list[Place]:
+    """All pages of a mailbox in one state, by id. Raises OSError."""
+    return sorted(_places(spool, number, state, "", lambda name: True))
+
+
+def _places(spool: "Spool", number: str, state: str, day: str, wanted: Callable[[str], bool]) -> Iterator[Place]:
+    if state == "scheduled":
+        folder = spool.path("scheduled")
+        for file in files.names(folder):
+            due = Due.parse(file) if f"-{number}-" in file else None
+            if due and due.number == number and wanted(due.page.file):
+                yield Place(due.page, state, f"{folder}/{file}", due=due.at)
+        return
+    if state in ("archived", "dead"):
+        top = {"archived": "archive", "dead": "dead"}[state]
+        folders = [spool.path(top, one, number) for one in spool.days() if one >= day]
+    else:
+        folders = [spool.path({"waiting": "new", "leased": "leased"}[state], number)]
+    for folder in folders:
+        for file in filter(wanted, files.names(folder)):
+            match = _ENDED.fullmatch(file)
+            name = PageName.parse_handle(match[1]) if match else None
+            if match and name:
+                outcome = (match[2] or "acknowledged") if state == "archived" else None
+                yield Place(name, state, os.path.join(folder, file), outcome)

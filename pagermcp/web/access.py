@@ -1,0 +1,52 @@
+"""Who calls: the holder of a mailbox's key, who may read it, or of its number, who may only send."""
+
+import uuid
+
+from flask import request
+
+from pagermcp import address
+from pagermcp.spool import Mailbox
+from pagermcp.web.errors import Refused
+from pagermcp.web.services import services
+
+
+def authorized() -> uuid.UUID:
+    """The address in the Authorization header: `Bearer <uuid>`, or the bare UUID, as the seed's clients send it.
+
+    Raises Refused."""
+    header = request.headers.get("Authorization")
+    if header is None:
+        raise unauthorized("no Authorization")
+    if "," in header:  # what a header given twice becomes
+        raise Refused(400, "ambiguous", "Authorization was given twice", "send one")
+    scheme, _, rest = header.strip().rpartition(" ")
+    if scheme.strip().lower() not in ("", "bearer"):
+        raise unauthorized("Authorization is not a Bearer")
+    return address_in(rest)
+
+
+def address_in(text: str) -> uuid.UUID:
+    """The key or number that a text is. Raises Refused."""
+    try:
+        return address.parse(text)
+    except address.InvalidAddress:
+        raise unauthorized("the address is not a UUID") from None
+
+
+def unauthorized(message: str) -> Refused:
+    return Refused(401, "unauthorized", message, "send -H 'Authorization: Bearer <key or number>'")
+
+
+def mailbox_to_read(reader: uuid.UUID) -> Mailbox:
+    """The mailbox of a key; that it was read is noted. Raises Refused, OSError."""
+    if address.is_number(reader):
+        raise Refused(403, "number_cannot_read", "a number only sends", "read with the mailbox's key")
+    mailbox = services().spool.mailbox(address.number_of(reader))
+    mailbox.note_read()
+    return mailbox
+
+
+def no_head() -> None:
+    """Flask answers HEAD by the view for GET; of one that takes pages it would take some, and show nobody."""
+    if request.method == "HEAD":
+        raise Refused(405, "method_not_allowed", "waiting takes a page, so HEAD can't", "use GET", allow="GET")

@@ -1,0 +1,64 @@
+"""The calls that send a page."""
+
+import contextlib
+import uuid
+
+from flask import Blueprint, Response, request
+
+from pagermcp import address
+from pagermcp.spool import send
+from pagermcp.web.access import address_in, authorized, unauthorized
+from pagermcp.web.answers import answer, when
+from pagermcp.web.body import payload_of, request_body
+from pagermcp.web.errors import Refused
+from pagermcp.web.parameters import send_options
+from pagermcp.web.services import services
+
+_WRITE_PATIENCE_SECONDS = 1.0
+
+blueprint = Blueprint("sending", __name__)
+
+
+@blueprint.post("/notify")
+def notify() -> Response:
+    """Page the mailbox that Authorization names, or else the body's `uuid`."""
+    body = request_body()
+    payload, uuid_in_body = payload_of(body, request.mimetype)
+    if "Authorization" in request.headers:
+        return _accept(authorized(), payload, empty=not body)
+    if uuid_in_body is None:
+        raise unauthorized("no address: who is paged?")
+    return _accept(address_in(uuid_in_body), payload)
+
+
+@blueprint.post("/to/<number>")
+def to_number(number: str) -> Response:
+    """Page a number: for webhooks that can't set a header."""
+    receiver = address_in(number)
+    if not address.is_number(receiver):
+        raise Refused(400, "key_in_url", "this is a key, and whoever sees it can read the mailbox", "use its number")
+    body = request_body()
+    payload, _ = payload_of(body, request.mimetype)
+    return _accept(receiver, payload, empty=not body)
+
+
+def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
+    relay = services()
+    options = send_options()
+    number = address.number_of(receiver)
+    if not relay.writes.acquire(timeout=_WRITE_PATIENCE_SECONDS):
+        raise Refused(503, "busy", "too many pages are being written", "try again", retry_after=1)
+    try:
+        mailbox = relay.spool.mailbox(number)
+        waiters = relay.switchboard.waiting(number)
+        sent = send(relay.spool, mailbox, payload, options, empty)
+    finally:
+        relay.writes.release()
+    relay.switchboard.ring(number)
+    queued = None
+    with contextlib.suppress(OSError):  # the page is delivered, whatever happens now
+        queued = mailbox.queued()
+    accepted = {"accepted": True, "id": sent.id, "number": number, "waiters": waiters, "queued": queued}
+    more = {"due_at": when(sent.due), "expected_at": when(sent.expected), "duplicate": sent.duplicate or None}
+    told = {name: value for name, value in more.items() if value is not None}
+    return answer({**accepted, "last_read": when(mailbox.last_read), **told}, 202)
