@@ -121,6 +121,24 @@ class Relay:
         headers = {"Authorization": f"Bearer {address}", **options.pop("headers", {})}
         return self.post("/notify", data, headers=headers, **options)
 
+    def with_key(self, key: str, method: str, path: str, **options: Any) -> requests.Response:
+        """A call with the mailbox's key, or its number, in the Authorization header."""
+        headers = {"Authorization": f"Bearer {key}"}
+        return requests.request(method, self.url + path, headers=headers, **{"timeout": 60, **options})
+
+    def lease(self, key: str, query: str = "lease=60&timeout=0") -> list[dict[str, Any]]:
+        """The pages that `GET /wait` gives."""
+        answer = self.with_key(key, "GET", f"/wait?{query}")
+        assert answer.status_code == 200, answer.text
+        pages: list[dict[str, Any]] = answer.json()["pages"]
+        return pages
+
+    def receipt(self, address: str, id: str) -> dict[str, Any]:
+        answer = self.with_key(address, "GET", f"/receipts/{id}")
+        assert answer.status_code == 200, answer.text
+        receipt: dict[str, Any] = answer.json()
+        return receipt
+
     def start_waiting(self, key: str, query: str = "") -> "concurrent.futures.Future[requests.Response]":
         """A request that waits; once this returns the relay knows of it."""
         waiting = self._threads.submit(self.get, f"/mailboxes/{key}/wait{query}")

@@ -102,8 +102,8 @@ class Mailbox:
     def schedule(self, payload: str, seconds: float, *, id: str | None = None, frees: int = 0, **extra: object) -> Due:
         """Write a page durably that is to wait for readers in so many seconds. Otherwise as `deliver`."""
         self._take_place(frees)
-        extra = {"due_at": timestamp(now() + datetime.timedelta(seconds=seconds)), **extra}
         due = Due.within(seconds, self.number, PageName(id or self.next_id(), 1))
+        extra["due_at"] = timestamp(due.at)
 
         def link(temporary: str) -> Due:
             files.link(temporary, self._spool.path("scheduled", due.file))

@@ -219,7 +219,7 @@ def _expect(
     at = timestamp(now() + datetime.timedelta(seconds=seconds))
     head = {"status": "lost", "run": run, "message": f"no report within {_words(seconds)}: it was due at {at[:19]}Z"}
     payload = to_json(head).decode()[:-1] + f',"last":{last}}}'
-    due = mailbox.schedule(payload, seconds, frees=frees, run=_hash(run), due_at=at)
+    due = mailbox.schedule(payload, seconds, frees=frees, run=_hash(run))
     try:
         _write_note(spool, record, {"reported_at": timestamp(now()), "switch": due.file})
     except OSError:

@@ -2,6 +2,8 @@
 
 import http
 import logging
+from collections.abc import Callable
+from typing import Any
 
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
@@ -40,18 +42,19 @@ def error_body(code: str, message: str, hint: str, **extra: object) -> bytes:
 
 def register(app: Flask) -> None:
     """Answer every exception in this form. What nobody foresaw is logged and is a 500."""
-    app.register_error_handler(Refused, _refused)
-    app.register_error_handler(MailboxFull, _mailbox_full)
-    app.register_error_handler(Busy, _busy)
-    app.register_error_handler(KeyReused, _key_reused)
-    app.register_error_handler(SpoolFull, _spool_full)
-    app.register_error_handler(DeliveredMaybe, _delivered_maybe)
-    app.register_error_handler(OSError, _disk_error)
+    app.register_error_handler(Refused, _answer)
+    for kind in _REFUSALS:
+        app.register_error_handler(kind, lambda error: _answer(refusal(error)))
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(Exception, _unforeseen)
 
 
-def _refused(error: Refused) -> Response:
+def refusal(error: Exception) -> Refused:
+    """What a client is told of an error that the spool raises."""
+    return next(refuse(error) for kind, refuse in _REFUSALS.items() if isinstance(error, kind))
+
+
+def _answer(error: Refused) -> Response:
     body = error_body(error.code, error.message, error.hint, **error.extra)
     response = Response(body, error.status, content_type="application/json")
     if error.retry_after is not None:
@@ -64,54 +67,53 @@ def _refused(error: Refused) -> Response:
     return response
 
 
-def _mailbox_full(error: MailboxFull) -> Response:
-    return _refused(
-        Refused(
-            429, "mailbox_full", "the mailbox is full; nothing was dropped", "read it, or send later", retry_after=30
-        )
-    )
+def _mailbox_full(error: Any) -> Refused:
+    message = "the mailbox is full; nothing was dropped"
+    return Refused(429, "mailbox_full", message, "read it, or send later", retry_after=30)
 
 
-def _busy(error: Busy) -> Response:
-    return _refused(Refused(503, "busy", str(error), "try again", retry_after=1))
+def _busy(error: Any) -> Refused:
+    return Refused(503, "busy", str(error), "try again", retry_after=1)
 
 
-def _key_reused(error: KeyReused) -> Response:
+def _key_reused(error: Any) -> Refused:
     message = "this Idempotency-Key came within 24 hours with another body"
-    return _refused(Refused(422, "key_reused", message, "use a new key for a new page"))
+    return Refused(422, "key_reused", message, "use a new key for a new page")
 
 
-def _spool_full(error: SpoolFull) -> Response:
-    return _refused(
-        Refused(507, "disk_full", str(error), "make room on the relay's disk, or send later", retry_after=60)
-    )
+def _spool_full(error: Any) -> Refused:
+    return Refused(507, "disk_full", str(error), "make room on the relay's disk, or send later", retry_after=60)
 
 
-def _delivered_maybe(error: DeliveredMaybe) -> Response:
+def _delivered_maybe(error: Any) -> Refused:
     log.error("a page was taken before it could be made durable: %s", error.__cause__)
-    return _refused(
-        Refused(
-            503,
-            "disk_error",
-            "the disk failed while the page was delivered; a reader may have it",
-            "sending it again may deliver it twice",
-            retry_after=30,
-            extra={"delivered": "maybe"},
-        )
+    return Refused(
+        503,
+        "disk_error",
+        "the disk failed while the page was delivered; a reader may have it",
+        "sending it again may deliver it twice",
+        retry_after=30,
+        extra={"delivered": "maybe"},
     )
 
 
-def _disk_error(error: OSError) -> Response:
+def _disk_error(error: Any) -> Refused:
     log.error("the spool failed: %s", error)
     reason = error.strerror or "input/output error"
     if error.errno in DISK_FULL:
-        return _spool_full(SpoolFull(f"the spool can't be written: {reason}"))
-    return _refused(
-        Refused(
-            503, "disk_error", f"the spool can't be used: {reason}", "see the relay's log; try later", retry_after=30
-        )
-    )
+        return _spool_full(f"the spool can't be written: {reason}")
+    message = f"the spool can't be used: {reason}"
+    return Refused(503, "disk_error", message, "see the relay's log; try later", retry_after=30)
 
+
+_REFUSALS: dict[type[Exception], Callable[[Any], Refused]] = {
+    MailboxFull: _mailbox_full,
+    Busy: _busy,
+    KeyReused: _key_reused,
+    SpoolFull: _spool_full,
+    DeliveredMaybe: _delivered_maybe,
+    OSError: _disk_error,
+}
 
 _HINTS = {
     404: ("not_found", "nothing is at this address", "the calls are listed at /"),
@@ -124,9 +126,9 @@ def _http_error(error: HTTPException) -> Response:
     phrase = http.HTTPStatus(status).phrase
     code, message, hint = _HINTS.get(status, (phrase.lower().replace(" ", "_"), phrase, "see the protocol"))
     allow = dict(error.get_headers(request.environ)).get("Allow")
-    return _refused(Refused(status, code, message, hint, allow=allow))
+    return _answer(Refused(status, code, message, hint, allow=allow))
 
 
 def _unforeseen(error: Exception) -> Response:
     log.error("a fault in %s", request.endpoint, exc_info=error)
-    return _refused(Refused(500, "internal", "a fault in the relay", "its log says more; nothing was accepted"))
+    return _answer(Refused(500, "internal", "a fault in the relay", "its log says more; nothing was accepted"))

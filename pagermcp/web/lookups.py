@@ -6,13 +6,13 @@ from flask import Blueprint, Response, request
 
 from pagermcp import address
 from pagermcp.address import redact
-from pagermcp.spool import BadPage
+from pagermcp.spool import BadPage, DeliveredMaybe, MailboxFull, SpoolFull
 from pagermcp.spool.page import PageName, to_json
 from pagermcp.spool.whereabouts import STATES, Place, find, listing
 from pagermcp.web.access import authorized, mailbox_to_read
 from pagermcp.web.answers import answer, when, wrapped
 from pagermcp.web.body import handle_in, listed_ids
-from pagermcp.web.errors import Refused
+from pagermcp.web.errors import Refused, refusal
 from pagermcp.web.parameters import number
 from pagermcp.web.services import services
 
@@ -84,9 +84,14 @@ def replay() -> Response:
             originals.append(place.read(spool)[0])
         except BadPage as error:
             raise Refused(409, "no_page", f"{name.id} is no page: {error}", "mend it, then mv it to new/") from None
-    replayed = []
+    replayed: list[dict[str, str]] = []
     for page in originals:
-        id = mailbox.deliver(to_json(page.payload).decode(), replay_of=page.id)
+        try:
+            id = mailbox.deliver(to_json(page.payload).decode(), replay_of=page.id)
+        except (MailboxFull, SpoolFull, DeliveredMaybe, OSError) as error:
+            refused = refusal(error)
+            refused.extra |= {"replayed": replayed}
+            raise refused from error
         services().switchboard.ring(mailbox.number)
         replayed.append({"id": id, "replay_of": page.id})
     return answer({"replayed": replayed})
