@@ -38,6 +38,7 @@ _SETTINGS = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", type=float, default=8, help="seconds that the soak lasts (default 8)")
+    parser.addoption("--kills", type=int, default=50, help="how often the relay is killed under load (default 50)")
 
 
 def new_key() -> str:
