@@ -86,12 +86,19 @@ class Relay:
     """A relay in a process of its own."""
 
     def __init__(
-        self, spool: Path, log: Path, user: int | None = None, prefix: Sequence[str] = (), **settings: object
+        self,
+        spool: Path,
+        log: Path,
+        user: int | None = None,
+        prefix: Sequence[str] = (),
+        prelude: str = "",
+        **settings: object,
     ) -> None:
+        """prefix: what runs the command; prelude: Python code that runs before the relay, in its process."""
         self.spool = spool
         self.log = log
         environment = clean_environment(**{"PORT": 0, "DATA_DIR": spool, **settings})
-        command = [sys.executable, "-m", "pagermcp"]
+        command = [sys.executable, "-c", f"{prelude}\nfrom pagermcp.cli import main\nmain()"]
         if user is not None:
             command = as_user(user, "import encodings.idna; from pagermcp.cli import main", "main()")
         with log.open("ab") as stderr:

@@ -38,6 +38,8 @@ from pagermcp.web.services import Services
 MAX_WAITS = 500
 MAX_WRITES = 32
 _OTHER_THREADS = 2  # for all that neither waits nor writes, such as /healthz
+_OWN_DESCRIPTORS = 24  # standard streams, listeners, trigger, locks, inotify; and a few for looking into folders
+_FEWEST_DESCRIPTORS = 48
 _STOP_SECONDS = 2.0
 _BODY_SLACK = 1 << 20  # bodies up to this much over the limit are read, so that the 413 can say their size
 _HEADER_BYTES = 16384
@@ -56,7 +58,6 @@ class ServeFailed(Exception):
 def serve(settings: Settings, command: str) -> None:
     """Serve until SIGTERM or SIGINT. `command` is how the user called us, for hints. Raises ServeFailed."""
     _configure_log()
-    _raise_descriptor_limit()
     try:
         spool = Spool(
             settings.data_dir,
@@ -122,7 +123,7 @@ class Server:
                 map=self._sockets,
                 listen=f"{_bracketed(settings.host)}:{settings.port}",
                 threads=MAX_WAITS + MAX_WRITES + _OTHER_THREADS,
-                connection_limit=2 * MAX_WAITS + 100,
+                connection_limit=_connection_limit(),
                 asyncore_use_poll=True,  # select() ends the server at descriptor 1024
                 channel_request_lookahead=1,  # so that a client who goes while it waits is noticed
                 max_request_body_size=settings.max_message_bytes + _BODY_SLACK,
@@ -313,13 +314,30 @@ def _configure_log() -> None:
     handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     log.setLevel(logging.INFO)
-    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # it warns of every burst
+    logging.getLogger("waitress").setLevel(logging.ERROR)  # it warns of every burst, again and again
 
 
-def _raise_descriptor_limit() -> None:
+def _raise_descriptor_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS has no real hard limit and refuses its own answer
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit != resource.RLIM_INFINITY and limit < _FEWEST_DESCRIPTORS:
+        raise ServeFailed(f"{limit} file descriptors are too few: ulimit -n 1024, or LimitNOFILE=1024 in systemd")
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def _connection_limit() -> int:
+    """How many connections there may be, so that descriptors are left for files; more wait in the system's queue.
+
+    Without such a limit waitress would ask again and again for a connection for which it has no descriptor."""
+    wanted = 2 * MAX_WAITS + 100
+    left = _raise_descriptor_limit() - _OWN_DESCRIPTORS
+    if left >= wanted + 2 * MAX_WRITES:
+        return wanted
+    limit = max(left - 2 * MAX_WRITES, left // 3)  # a request that writes has its connection and two files
+    log.warning("%d connections at most, for want of file descriptors: ulimit -n, or LimitNOFILE= in systemd", limit)
+    return limit
 
 
 def _keepalive_options() -> list[tuple[int, int, int]]:

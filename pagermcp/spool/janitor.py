@@ -198,7 +198,10 @@ class Janitor:
         began = time.time()
         offset = began - time.monotonic()
         unchanged_since = self._walked_at - 1 if abs(offset - self._walk_offset) < 1 else -math.inf
-        too_old = began - self._message_days * _DAY if self._message_days else -math.inf
+        ages = (
+            self._message_days and self._spool.clock.may_delete
+        )  # nor after a long absence, when somebody may still come
+        too_old = began - self._message_days * _DAY if ages else -math.inf
         oldest: dict[str, int] = {}
 
         def look(number: str) -> None:

@@ -84,6 +84,7 @@ class Mailbox:
         self._reported: set[str] = set()  # what was logged as unreadable
         self._seen = (0, 0)  # mtime of new/ and time, both in ns, at the last look for pages to take
         self._parent_synced = False
+        self._newest = 0
         self._newest = self._recover()
 
     # Delivering
@@ -190,13 +191,10 @@ class Mailbox:
         return f"{self._newest:016d}"
 
     def make(self) -> bool:
-        """Make the mailbox; False when it exists. Raises OSError when the spool itself is gone."""
-        try:
-            made = files.make_directory(self._new, self._mode)
-        except FileNotFoundError:
-            files.make_directory(os.path.dirname(self._new), self._mode)
-            made = files.make_directory(self._new, self._mode)
-        if not made:
+        """Make the mailbox; False when it exists. Raises OSError.
+
+        When the spool is gone, that too: it may be on a disk that will be back, so nothing is begun in its place."""
+        if not files.make_directory(self._new, self._mode):
             return False
         self._parent_synced = False
         return True
@@ -293,13 +291,12 @@ class Mailbox:
         self.settles_at = math.inf
         self.unreadable = set()
         pages = []
-        limit = max(_latest_id(), self._newest)  # what we gave out stays ours when the clock goes back
         adopted = False
         present = files.names(self._new)
         self._reported.intersection_update(present)
         for file in present:
             name = PageName.parse(file)
-            if name is not None and int(name.id) <= limit:
+            if name is not None and self._is_ours(name.id, f"{self._new}/{file}"):
                 pages.append(name)
             elif self._adopt(file):
                 adopted = True
@@ -537,7 +534,7 @@ class Mailbox:
             (state, name)
             for state, directory in (("new", self._new), ("leased", self._leased))
             for file in files.names(directory)
-            if (name := PageName.parse(file)) and int(name.id) <= _latest_id()
+            if (name := PageName.parse(file)) and self._is_ours(name.id, f"{directory}/{file}")
         ]
         latest = {
             name.id: (state, name) for state, name in sorted(here, key=lambda page: (page[1].attempt, page[0] != "new"))
@@ -579,7 +576,18 @@ class Mailbox:
                     for file in files.names(folder)
                     if _ID.match(file) and not file.endswith(".why")
                 }
-        return finished, max((int(id) for id in finished if int(id) <= _latest_id()), default=0)
+        return finished, max((int(id) for id, path in finished.items() if self._is_ours(id, path)), default=0)
+
+    def _is_ours(self, id: str, path: str) -> bool:
+        """Whether a file's id may be one that a relay gave out: it is not far ahead of the clock, or the clock went back,
+        and it is one of this process, or not far ahead of when its file was written."""
+        if int(id) <= max(time.time_ns() // 1000 + _FUTURE_MICROSECONDS, self._newest):
+            return True
+        try:
+            written = os.stat(path, follow_symlinks=False).st_mtime_ns // 1000
+        except OSError:
+            return False
+        return int(id) <= written + _FUTURE_MICROSECONDS
 
     def lease_left(self, name: PageName) -> float:
         """Seconds that a lease has left by its file's times, which is all that other processes know of it.
@@ -588,10 +596,6 @@ class Mailbox:
         status = os.stat(self._at("leased", name), follow_symlinks=False)
         ends = max(status.st_mtime, status.st_ctime + SETTLED_SECONDS)  # claimed, but the lease not written yet
         return min(ends - time.time(), LONGEST_LEASE)
-
-
-def _latest_id() -> int:
-    return time.time_ns() // 1000 + _FUTURE_MICROSECONDS
 
 
 def _day(id: str) -> str:

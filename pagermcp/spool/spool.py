@@ -4,6 +4,7 @@ It is made, checked and mended here; what happens to pages is in `mailbox.py`.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -104,7 +105,7 @@ class Spool:
             self._open()
             self.schedule = Schedule(self.path("scheduled"), self.agenda)
         except OSError as error:
-            raise SpoolRefused(self._reason(error)) from error
+            raise SpoolRefused(self.explain(error)) from error
 
     def path(self, *parts: str) -> str:
         """The absolute path of something in the spool."""
@@ -258,8 +259,10 @@ class Spool:
         try:
             self.probe()
         except OSError as error:
-            reason = f"{self.root} can't hold pages: {error.strerror or error}; it needs hard links and fsync"
-            raise SpoolRefused(reason) from error
+            if error.errno in (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.EMLINK):
+                reason = f"{self.root} can't hold pages: {error.strerror}; it needs hard links and fsync"
+                raise SpoolRefused(f"{reason}: name a folder on another disk with DATA_DIR") from error
+            raise
 
     def _read_format(self) -> str | None:
         try:
@@ -278,12 +281,22 @@ class Spool:
             )
         return content
 
-    def _reason(self, error: OSError) -> str:
-        path = error.filename or self.root
-        reason = f"{path}: {error.strerror or error}"
+    def explain(self, error: OSError) -> str:
+        """One line for the operator: what failed, where, and how to mend it."""
+        reason = f"{error.filename or self.root}: {error.strerror or error}"
+        try:
+            owner = os.stat(self.root).st_uid
+        except OSError:
+            return f"{reason}; the spool {self.root} is gone: put it back, and restart the relay"
+        if not os.path.exists(self.path("FORMAT")) and isinstance(error, FileNotFoundError):
+            return f"{reason}; what was in the spool {self.root} is gone: put it back, and restart the relay"
         if isinstance(error, PermissionError):
-            with contextlib.suppress(OSError):
-                owner = os.stat(self.root).st_uid
-                reason += f" (it belongs to uid {owner}, the relay runs as {os.geteuid()}): "
-                reason += f"chown -R {os.geteuid()} {self.root}"
+            user = os.geteuid()
+            return f"{reason} (it belongs to uid {owner}, the relay runs as {user}): chown -R {user} {self.root}"
+        if error.errno == errno.EROFS:
+            return f"{reason} (it belongs to uid {owner}): mount {self.root} for writing"
+        if error.errno in files.DISK_FULL:
+            return f"{reason}: make room there"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return f"{reason}: let the relay have more, with ulimit -n or LimitNOFILE="
         return reason

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 STATES = ("waiting", "leased", "scheduled", "archived", "dead")
 _ENDED = re.compile(r"([0-9.]+)(?:\.(expired|replaced|cleared))?\.json", re.ASCII)
-_LOOKS = 3
 
 
 class Place(NamedTuple):
@@ -43,9 +42,9 @@ class Place(NamedTuple):
 def find(spool: "Spool", number: str, id: str) -> Place | None:
     """Where the page with this id is, in this mailbox; None when it is nowhere. Raises OSError."""
     day = datetime.datetime.fromtimestamp(int(id) / 1e6, datetime.UTC) - datetime.timedelta(days=1)
-    for _ in range(_LOOKS):  # it may move from a place not looked at yet to one that was
-        for state in STATES:
-            for place in _places(spool, number, state, f"{day:%Y-%m-%d}", lambda name: name.startswith(id)):
+    for since in (f"{day:%Y-%m-%d}", f"{day:%Y-%m-%d}", ""):  # the last one for a clock that was set back
+        for state in STATES:  # more than once, since it may move from a place not looked at yet to one that was
+            for place in _places(spool, number, state, since, lambda name: name.startswith(id)):
                 return place
     return None
 

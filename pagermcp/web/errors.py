@@ -2,6 +2,9 @@
 
 import http
 import logging
+import math
+import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +14,11 @@ from werkzeug.exceptions import HTTPException
 from pagermcp.spool import Busy, DeliveredMaybe, KeyReused, MailboxFull, SpoolFull
 from pagermcp.spool.files import DISK_FULL
 from pagermcp.spool.page import to_json
+from pagermcp.web.services import services
+
+_SAY_SECONDS = 60.0
+_NAMES_OF_TEMPORARY_FILES = re.compile(r"\btmp/[0-9a-f]{16}\b")
+_said: dict[str, float] = {}
 
 log = logging.getLogger(__name__)
 
@@ -98,12 +106,21 @@ def _delivered_maybe(error: Any) -> Refused:
 
 
 def _disk_error(error: Any) -> Refused:
-    log.error("the spool failed: %s", error)
+    _say(services().spool.explain(error))
     reason = error.strerror or "input/output error"
     if error.errno in DISK_FULL:
         return _spool_full(f"the spool can't be written: {reason}")
     message = f"the spool can't be used: {reason}"
     return Refused(503, "disk_error", message, "see the relay's log; try later", retry_after=30)
+
+
+def _say(trouble: str) -> None:
+    """Log what an operator has to mend, once a minute; it is the same for every request."""
+    trouble = _NAMES_OF_TEMPORARY_FILES.sub("tmp/", trouble)
+    if time.monotonic() - _said.get(trouble, -math.inf) > _SAY_SECONDS:
+        _said.clear()
+        _said[trouble] = time.monotonic()
+        log.error("%s", trouble)
 
 
 _REFUSALS: dict[type[Exception], Callable[[Any], Refused]] = {
