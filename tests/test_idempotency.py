@@ -1,6 +1,7 @@
 """Idempotency-Key: however often and wherever it is sent, there is one page."""
 
 import concurrent.futures
+import errno
 import os
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 import requests
 from conftest import REPOSITORY, Relay, new_key, number
 
-from pagermcp.spool import Janitor, KeyReused, MailboxFull, Options, Sent, Spool, send
+from pagermcp.spool import Janitor, KeyReused, Mailbox, MailboxFull, Options, Sent, Spool, send
+from pagermcp.spool.notes import hash_of
 from pagermcp.spool.whereabouts import find
 
 
@@ -141,6 +143,31 @@ def test_a_key_that_was_left_pending_before_the_page_was_delivered_delivers_it(
     assert mailbox.queued() == 1
 
 
+def test_what_is_done_for_a_page_after_its_delivery_may_fail_and_it_still_is_one_page(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = number(new_key())
+    spool.mailbox(box).deliver("{}", replace=hash_of("r"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Mailbox, "replace", _fails)
+        sent = once(spool, box, replace="r")
+    assert once(spool, box, replace="r") == Sent(sent.id, duplicate=True)
+    assert spool.mailbox(box).queued() == 2
+
+
+def test_a_key_that_is_sent_again_after_a_crash_replaces_no_page_that_came_meanwhile(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = number(new_key())
+    with monkeypatch.context() as patch:
+        patch.setattr("pagermcp.spool.files.replace", _killed_at_the_end)
+        with pytest.raises(KeyboardInterrupt):
+            once(spool, box, replace="r")
+    newer = send(spool, spool.mailbox(box), "{}", Options(replace="r")).id
+    once(spool, box, replace="r")
+    assert [page.id for page in spool.mailbox(box).waiting()] == [newer]
+
+
 @pytest.mark.parametrize("then", ["waits", "is leased", "is archived"])
 def test_a_key_that_was_left_pending_after_the_page_was_delivered_delivers_no_second_one(
     spool: Spool, monkeypatch: pytest.MonkeyPatch, then: str
@@ -166,6 +193,10 @@ def test_a_key_that_was_left_pending_after_the_page_was_delivered_delivers_no_se
 
 def _killed(*arguments: object, **more: object) -> None:
     raise KeyboardInterrupt
+
+
+def _fails(*arguments: object) -> None:
+    raise OSError(errno.EIO, "input/output error")
 
 
 def _killed_at_the_end(source: str, target: str) -> None:

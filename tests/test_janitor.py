@@ -13,6 +13,7 @@ import pytest
 from conftest import REPOSITORY, Relay, new_key, number, until
 
 from pagermcp.spool import Janitor, Spool, SpoolFull
+from pagermcp.spool.agenda import Entry
 from pagermcp.spool.page import page_line
 
 DAY = 86400.0
@@ -168,8 +169,9 @@ def test_nought_keeps_everything_for_ever(spool: Spool, hire: Callable[..., Jani
     assert os.path.isdir(spool.path("new", empty))
 
 
+@pytest.mark.parametrize("seen_before", [True, False])
 def test_a_lease_that_a_dead_process_left_is_returned_and_rings(
-    spool: Spool, janitor: Janitor, rung: list[str], monkeypatch: pytest.MonkeyPatch
+    seen_before: bool, spool: Spool, janitor: Janitor, rung: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = number(new_key())
     other = Spool(spool.root, worker=1).mailbox(box)
@@ -179,9 +181,27 @@ def test_a_lease_that_a_dead_process_left_is_returned_and_rings(
     janitor.tidy()
     assert rung == []
     an_hour_later(monkeypatch, hours=1 / 60)
-    janitor.tidy()
-    assert rung == [box]
+    if seen_before:
+        assert spool.come_due() == {box}
+    else:
+        spool.agenda.drop(Entry("lease", box, f"{id}.json"))
+        janitor.tidy()
+        assert rung == [box]
     assert os.listdir(spool.path("new", box)) == [f"{id}.2.json"]
+
+
+def test_a_lease_that_another_process_lengthened_is_not_returned(spool: Spool, janitor: Janitor) -> None:
+    box = number(new_key())
+    other = Spool(spool.root, worker=1).mailbox(box)
+    other.deliver("{}")
+    spool.mailbox(box)
+    page = other.claim(0.2)
+    assert page is not None
+    janitor.tidy()  # now it is known here
+    assert other.lease(page.name, 60)
+    until(lambda: time.time() > os.stat(spool.path("leased", box, page.name.file)).st_mtime - 59)
+    assert spool.come_due() == set()
+    assert other.acknowledge(page.name)
 
 
 def test_a_page_whose_lease_ran_out_five_times_is_dead_with_the_reason(spool: Spool) -> None:

@@ -195,6 +195,14 @@ def test_a_body_that_names_no_pages_is_refused(relay: Relay, key: str, path: str
     assert "ids" in answer.json()["error"]["hint"]
 
 
+def test_the_hint_fits_what_happened(relay: Relay, key: str) -> None:
+    never_leased = relay.notify(key).json()["id"]
+    assert "lease it first" in ids(relay, key, "/ack", [never_leased]).json()["error"]["hint"]
+    relay.lease(key, "lease=0.1")
+    until(lambda: relay.receipt(key, never_leased)["attempt"] == 2)
+    assert "ran out" in ids(relay, key, "/ack", [never_leased]).json()["error"]["hint"]
+
+
 # Releasing
 
 
@@ -232,6 +240,32 @@ def test_a_page_that_fails_again_and_again_blocks_nobody_and_is_dead_in_the_end(
     receipt = relay.receipt(number(key), poison)
     assert (receipt["state"], receipt["attempt"]) == ("dead", 5)
     assert receipt["why"] == "handed out 5 times and never acknowledged"
+
+
+def test_a_page_released_for_later_waits_its_turn_from_then_and_not_from_the_end_of_its_lease(
+    relay: Relay, key: str
+) -> None:
+    released = relay.notify(key, "released").json()["id"]
+    relay.lease(key, "lease=3600")
+    ids(relay, key, "/release", [released], delay=0.2)
+    until(lambda: relay.receipt(key, released)["state"] == "waiting")
+    later = relay.notify(key, "later").json()["id"]
+    assert [page["id"] for page in relay.lease(key, "max=9&lease=60")] == [released, later]
+
+
+@pytest.mark.parametrize("path", ["/ack", "/release", "/extend"])
+def test_naming_pages_that_are_not_there_leaves_nothing_behind(relay: Relay, path: str) -> None:
+    stranger = new_key()
+    assert ids(relay, stranger, path, ["0000000000000000.5", "1000000000000000.999999"]).status_code == 404
+    assert [place for place in relay.spool.rglob("*") if number(stranger) in str(place)] == []
+
+
+@pytest.mark.parametrize("call", ["/ack", "/wait", "/pages", "/receipts"])
+def test_an_error_never_repeats_a_key(relay: Relay, key: str, call: str) -> None:
+    path = {"/wait": f"/wait?ack={key}", "/pages": f"/pages?since=x{key}", "/receipts": f"/receipts/{key}"}.get(call)
+    answer = relay.with_key(key, "GET", path) if path else ids(relay, key, call, [f"junk {key}"])
+    assert 400 <= answer.status_code < 500
+    assert key[9:] not in answer.text
 
 
 @pytest.mark.parametrize("delay", [-1, "5", None, True, 1e9, [1]])

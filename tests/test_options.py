@@ -125,6 +125,21 @@ def test_a_page_that_expired_while_no_relay_ran_is_not_delivered(start_relay: Ca
     assert relay.receipt(key, expired)["outcome"] == "expired"
 
 
+def test_expired_pages_are_not_counted_as_waiting(start_relay: Callable[..., Relay], key: str) -> None:
+    relay = start_relay()
+    for _ in range(2):
+        id = send(relay, key, Pager_Expires="1.2").json()["id"]
+    relay.lease(key, "lease=0.3")  # one comes back, and expires then
+    until(lambda: time.time() > int(id) / 1e6 + 1.3)
+    assert until(lambda: send(relay, key).json()["queued"]) == 1
+    id = send(relay, key, Pager_Expires="0.3").json()["id"]
+    relay.stop()
+    relay = start_relay()
+    until(lambda: time.time() > int(id) / 1e6 + 0.4)
+    assert send(relay, key).json()["queued"] in (2, 3)  # this is the first contact
+    assert until(lambda: send(relay, key).json()["queued"]) <= 4
+
+
 def test_expired_pages_keep_no_others_out(start_relay: Callable[..., Relay], key: str) -> None:
     relay = start_relay(MAX_MESSAGES_PER_MAILBOX=1)
     id = send(relay, key, Pager_Expires="0.2").json()["id"]
@@ -196,7 +211,7 @@ def test_options_can_be_in_the_query(relay: Relay, key: str) -> None:
     assert relay.notify(key, headers={"Pager-Delay": "1h"}).json()["due_at"]
 
 
-@pytest.mark.parametrize("value", ["", "x", "-1", "1w", "1 h", "1h30m", "inf", "nan", "1e3", "366d", "٣", "1,2"])
+@pytest.mark.parametrize("value", ["", "x", "-1", "1w", "1 h", "1h30m", "inf", "nan", "1e3", "366d", "٣"])
 @pytest.mark.parametrize("name", ["delay", "expires", "expect"])
 def test_a_time_that_makes_no_sense_is_refused_and_nothing_delivered(
     relay: Relay, key: str, name: str, value: str
@@ -218,11 +233,12 @@ def test_a_time_that_makes_no_sense_is_refused_and_nothing_delivered(
         ({"Pager-Run": ""}, "run must have 1 to 255 characters"),
         ({"Pager-Replace": "x" * 256}, "replace must have"),
         ({"Idempotency-Key": ""}, "idempotency-key must have"),
-        ({"Pager-Dealy": "30m"}, "pager-dealy is no option"),
+        ({"Pager-Dealy": "30m"}, "Pager-Dealy is no option"),
+        ({"Pager-Run": b"\xff"}, "not UTF-8"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused(
-    relay: Relay, key: str, headers: dict[str, str], message: str
+    relay: Relay, key: str, headers: dict[str, str | bytes], message: str
 ) -> None:
     answer = relay.notify(key, headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_option")
@@ -243,4 +259,9 @@ def test_an_option_given_twice_is_refused(relay: Relay, key: str, name: str) -> 
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 400 ")
         error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
-        assert error["code"] == ("bad_option" if request == twice and name == "Pager-Delay" else "ambiguous")
+        assert error["code"] == "ambiguous"
+
+
+def test_an_option_that_is_none_is_refused_in_the_query_too(relay: Relay, key: str) -> None:
+    answer = relay.post(f"/to/{number(key)}?pager_dely=1h", "hi")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_option")

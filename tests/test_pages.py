@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +136,29 @@ def test_a_receipt_follows_the_page_and_needs_the_number_alone(relay: Relay, key
     assert "payload" not in receipt
 
 
+def test_a_receipt_can_be_had_while_the_page_moves(relay: Relay, key: str) -> None:
+    id = relay.notify(key).json()["id"]
+    statuses: set[int] = set()
+    moved = threading.Event()
+
+    def ask() -> None:
+        while not moved.is_set():
+            statuses.add(relay.with_key(number(key), "GET", f"/receipts/{id}").status_code)
+
+    askers = [threading.Thread(target=ask) for _ in range(4)]
+    for asker in askers:
+        asker.start()
+    for _ in range(200):
+        (page,) = relay.get(f"/mailboxes/{key}/messages").json()["messages"] or [None]
+        box, leased = relay.new(key), relay.spool / "leased" / number(key)
+        os.rename(box / f"{page['id']}.json", leased / f"{page['id']}.json")
+        os.rename(leased / f"{page['id']}.json", box / f"{page['id']}.json")
+    moved.set()
+    for asker in askers:
+        asker.join()
+    assert statuses == {200}
+
+
 @pytest.mark.parametrize("id", ["1000000000000000", "x", "1", "1" * 17, "1000000000000000.0", "..%2f..%2fFORMAT"])
 def test_a_receipt_for_a_page_that_never_was_is_not_found(relay: Relay, key: str, id: str) -> None:
     answer = relay.with_key(key, "GET", f"/receipts/{id}")
@@ -173,6 +197,13 @@ def test_a_copy_of_an_archived_or_dead_page_waits_again(relay: Relay, key: str) 
     assert first["payload"] == {"n": 1.5, "deep": [{"a": "é"}]}
     assert (first["attempt"], first["replay_of"], first["age_seconds"]) == (1, archived, 0)
     assert relay.receipt(key, archived)["state"] == "archived"  # the original stays where it is
+
+
+def test_a_page_named_several_times_is_replayed_once(relay: Relay, key: str) -> None:
+    id = relay.notify(key).json()["id"]
+    relay.lease(key)
+    acknowledge(relay, key, id)
+    assert len(replay(relay, key, id, f"{id}.2", id, f"{id}.7").json()["replayed"]) == 1
 
 
 def test_a_replay_wakes_who_waits(relay: Relay, key: str) -> None:

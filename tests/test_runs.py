@@ -1,6 +1,7 @@
 """The dead-man's switch: Pager-Run and Pager-Expect. A run that does not report in time is paged as lost."""
 
 import datetime
+import errno
 import json
 import os
 import time
@@ -12,11 +13,11 @@ import pytest
 import requests
 from conftest import Relay, new_key, number, until
 
-from pagermcp.spool import Janitor, Options, Spool, send
+from pagermcp.spool import Janitor, Options, Spool, files, send
 
 
 def report(
-    relay: Relay, address: str, run: str = "run-1", expect: str | None = None, body: Any = b"", **headers: str
+    relay: Relay, address: str, run: str | bytes = "run-1", expect: str | None = None, body: Any = b"", **headers: str
 ) -> requests.Response:
     options = {"Pager-Run": run, **({"Pager-Expect": expect} if expect else {}), **headers}
     data = json.dumps(body) if isinstance(body, dict) else body
@@ -243,12 +244,92 @@ def test_a_record_that_nobody_can_read_does_not_end_the_switch(spool: Spool) -> 
 
 
 def test_runs_that_were_given_up_long_ago_are_forgotten(spool: Spool) -> None:
-    old, young = (spool.mailbox(number(new_key())) for _ in range(2))
-    for box in (old, young):
-        send(spool, box, "{}", Options(run="r", expect=3600), empty=True)
-    (record,) = Path(spool.path("runs", old.number)).iterdir()
-    os.utime(record, (time.time() - 61 * 86400,) * 2)
+    old, still_awaited, young = (spool.mailbox(number(new_key())) for _ in range(3))
+    for box in (old, still_awaited, young):
+        send(spool, box, "{}", Options(run="r", expect=3600 if box is still_awaited else 0.01), empty=True)
+        if box is not young:
+            (record,) = Path(spool.path("runs", box.number)).iterdir()
+            os.utime(record, (time.time() - 61 * 86400,) * 2)
+    until(lambda: spool.come_due() or (old.queued() and young.queued()))
     janitor = Janitor(spool, lambda number: None, lambda number: 0)
     janitor.tidy()
     janitor._lock.release()
-    assert os.listdir(spool.path("runs")) == [young.number]
+    assert set(os.listdir(spool.path("runs"))) == {still_awaited.number, young.number}
+
+
+def test_a_lost_page_that_is_given_back_for_later_comes_back(relay: Relay, key: str) -> None:
+    report(relay, key, expect="0.3")
+    (page,) = relay.lease(key, "timeout=20&lease=60")
+    answer = relay.with_key(key, "POST", "/release", json={"ids": [page["handle"]], "delay": 0.3})
+    assert answer.status_code == 200
+    (again,) = relay.lease(key, "timeout=20&lease=60")
+    assert (again["id"], again["attempt"], again["payload"]) == (page["id"], 2, page["payload"])
+
+
+def test_a_report_that_is_refused_sets_no_switch(start_relay: Callable[..., Relay], key: str) -> None:
+    relay = start_relay(MAX_MESSAGES_PER_MAILBOX=1)
+    refused = relay.notify(key, "began", headers={"Pager-Run": "r", "Pager-Expect": "0.3"})
+    assert refused.status_code == 429
+    assert relay.lease(key, "timeout=1.5") == []
+
+
+def test_that_a_run_recovered_is_not_forgotten_when_its_report_is_refused(
+    start_relay: Callable[..., Relay], key: str
+) -> None:
+    relay = start_relay(MAX_MESSAGES_PER_MAILBOX=2)
+    report(relay, key, expect="0.3")
+    lost = relay.lease(key, "timeout=20&lease=60")[0]["handle"]
+    relay.notify(key, "another")
+    options = {"Pager-Run": "run-1", "Pager-Expect": "1h"}
+    assert relay.notify(key, "still there", headers=options).status_code == 429
+    relay.with_key(key, "POST", "/ack", json={"ids": [lost, *(page["handle"] for page in relay.lease(key))]})
+    report(relay, key, expect="1h", body=b"still there")
+    assert relay.lease(key, "lease=60")[0]["recovered"] is True
+
+
+def test_a_run_is_the_same_in_a_header_and_in_the_query(relay: Relay, key: str) -> None:
+    report(relay, key, "nächtlich".encode(), "1")
+    answer = relay.post(f"/to/{number(key)}", "done", params={"run": "nächtlich"})
+    assert answer.status_code == 202
+    assert scheduled(relay, key) == []
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, function: str, times: int = 1) -> None:
+    """Let a function of the file layer fail, from its nth call on."""
+    real, calls = getattr(files, function), []
+
+    def fail(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) >= times:
+            raise OSError(errno.EIO, "input/output error")
+        return real(*arguments)
+
+    monkeypatch.setattr(files, function, fail)
+
+
+@pytest.mark.parametrize(("function", "times"), [("write", 1), ("write", 2), ("replace", 1), ("sync_directory", 2)])
+def test_an_extension_that_fails_at_any_step_leaves_one_switch_in_force(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, function: str, times: int
+) -> None:
+    box = spool.mailbox(number(new_key()))
+    send(spool, box, "{}", Options(run="r", expect=0.2), empty=True)
+    with monkeypatch.context() as patch:
+        failing(patch, function, times)
+        with pytest.raises(OSError, match="input/output"):
+            send(spool, box, "{}", Options(run="r", expect=0.4), empty=True)
+    until(lambda: spool.come_due())
+    assert [page.payload["status"] for page in box.waiting()] == ["lost"]
+    until(lambda: spool.schedule.count(box.number) == 0 or spool.come_due())
+    assert box.size() == 1
+
+
+def test_a_run_is_paged_as_lost_also_when_there_is_no_room_to_say_how_late(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = spool.mailbox(number(new_key()))
+    send(spool, box, "{}", Options(run="r", expect=0.01), empty=True)
+    two_hours_ago(spool, box.number)
+    again = Spool(spool.root)
+    failing(monkeypatch, "write")
+    until(lambda: again.come_due())
+    assert [page.payload["status"] for page in again.mailbox(box.number).waiting()] == ["lost"]

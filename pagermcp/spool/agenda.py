@@ -47,7 +47,8 @@ class Agenda:
                 self._sooner.notify_all()
 
     def drop(self, entry: Entry) -> None:
-        self._times.pop(entry, None)
+        with self._sooner:
+            self._times.pop(entry, None)
 
     def take_due(self) -> list[Entry]:
         """Those whose time has come, earliest first. They are off the agenda then."""

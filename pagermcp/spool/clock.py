@@ -37,18 +37,23 @@ class Clock:
         now = time.time() if self._jumped is None else min(time.time(), time.monotonic() + self._believed)
         return datetime.datetime.fromtimestamp(now, datetime.UTC)
 
+    def within(self, since: datetime.datetime, seconds: float) -> bool:
+        """Whether some moment was less than so many seconds ago, or will be that soon; by either of the two."""
+        times = (time.time(), time.monotonic() + self._believed)
+        return any(abs(now - since.timestamp()) < seconds for now in times)
+
     def age(self, since: datetime.datetime) -> float:
         """Seconds, never negative."""
         return max(0.0, (self.now() - since).total_seconds())
 
     def check(self) -> None:
         """Look whether the clock has jumped, or a jump has lasted. To be called at least every few minutes."""
-        offset = _offset()
+        offset, jumped = _offset(), self._jumped  # which another thread may change meanwhile
         if abs(offset - self._believed) <= JUMP_SECONDS:
             self._jumped = None
-        elif self._jumped is None or abs(offset - self._jumped[0]) > JUMP_SECONDS:
+        elif jumped is None or abs(offset - jumped[0]) > JUMP_SECONDS:
             self._jumped = offset, time.monotonic()
-        elif time.monotonic() - self._jumped[1] >= LASTING_SECONDS:
+        elif time.monotonic() - jumped[1] >= LASTING_SECONDS:
             self._believed, self._jumped = offset, None
 
     @property

@@ -66,6 +66,23 @@ def touch(path: str, mode: int) -> None:
         os.close(descriptor)
 
 
+def stamp(path: str, nanoseconds: int) -> bool:
+    """Set a file's times; False when it is gone."""
+    try:
+        os.utime(path, ns=(nanoseconds, nanoseconds), follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def same(path: str, other: str) -> bool:
+    """Whether both are names of one file; False when one is gone."""
+    try:
+        return os.path.samefile(path, other)
+    except FileNotFoundError:
+        return False
+
+
 def link(source: str, target: str) -> None:
     """Show a written file under its final name. Raises FileExistsError rather than replace anything."""
     _step("link", target)
@@ -100,7 +117,7 @@ def put_back(source: str, target: str, mode: int) -> None:
     try:
         link(source, target)
     except FileExistsError:
-        if not os.path.samefile(source, target):  # or else this is the second try
+        if not same(source, target):  # or else this is the second try
             link(source, f"{os.path.dirname(target)}/{secrets.token_hex(8)}.json")
     remove(source)
 

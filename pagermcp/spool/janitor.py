@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from pagermcp.spool import files
 from pagermcp.spool.agenda import Entry
 from pagermcp.spool.page import PageName, now
+from pagermcp.spool.runs import forget_run
 from pagermcp.spool.sending import KEY_HOURS
 from pagermcp.spool.spool import Spool
 
@@ -102,16 +103,17 @@ class Janitor:
 
     def tidy(self) -> None:
         """One pass, if this process is the janitor's. Raises OSError."""
+        self._spool.schedule.refresh()
         if not self._in_office and not self._take_office():
             return
         clock = self._spool.clock
         clock.check()
         if clock.may_age:
-            self._spool.schedule.refresh()
             self._for_each("leased", self._return_leases)
             if time.monotonic() >= self._walk_due:
                 self._walk()
-                self._forget_senders()
+                if clock.may_delete:
+                    self._forget_senders()
                 self._walk_due = time.monotonic() + _HOUR
         if clock.may_delete and time.monotonic() >= self._deletion_due:
             self._delete_days()
@@ -167,25 +169,33 @@ class Janitor:
         path = self._spool.path("leased", number)
         leased = files.names(path)
         for name in filter(None, map(PageName.parse, leased)):
-            if Entry("lease", number, name.file) not in self._spool.agenda:
-                mailbox = self._spool.mailbox(number)
-                if mailbox.lease_left(name) <= 0 and mailbox.return_lease(name):
-                    self._ring(number)
+            known = Entry("lease", number, name.file) in self._spool.agenda
+            if not known and self._spool.mailbox(number).return_strange_lease(name):
+                self._ring(number)
         if not leased and not files.names(self._spool.path("new", number)):
             self._remove_empty(path, os.stat(path).st_mtime + PASS_SECONDS)
 
     def _forget_senders(self) -> None:
         """Remove old idempotency keys, runs that were given up long ago, and read marks of mailboxes that have gone."""
 
-        def remove_old(state: str, days: float, number: str) -> None:
-            folder = self._spool.path(state, number)
-            for name in files.names(folder):
-                if time.time() - os.stat(f"{folder}/{name}").st_mtime > days * _DAY:
-                    files.remove(f"{folder}/{name}")
+        def old(folder: str, days: float) -> list[str]:
+            paths = [f"{folder}/{name}" for name in files.names(folder)]
+            return [path for path in paths if time.time() - os.stat(path).st_mtime > days * _DAY]
+
+        def forget_keys(number: str) -> None:
+            folder = self._spool.path("keys", number)
+            for path in old(folder, KEY_HOURS / 24):
+                files.remove(path)
             self._remove_empty(folder, 0)
 
-        self._for_each("keys", lambda number: remove_old("keys", KEY_HOURS / 24, number))
-        self._for_each("runs", lambda number: remove_old("runs", _RUN_DAYS, number))
+        def forget_runs(number: str) -> None:
+            folder = self._spool.path("runs", number)
+            for path in old(folder, _RUN_DAYS):
+                forget_run(self._spool, number, path)
+            self._remove_empty(folder, 0)
+
+        self._for_each("keys", forget_keys)
+        self._for_each("runs", forget_runs)
         for number in files.names(self._spool.path("read")):
             if not os.path.lexists(self._spool.path("new", number)):
                 files.remove(self._spool.path("read", number))
@@ -198,9 +208,7 @@ class Janitor:
         began = time.time()
         offset = began - time.monotonic()
         unchanged_since = self._walked_at - 1 if abs(offset - self._walk_offset) < 1 else -math.inf
-        ages = (
-            self._message_days and self._spool.clock.may_delete
-        )  # nor after a long absence, when somebody may still come
+        ages = self._message_days and self._spool.clock.may_delete  # or else somebody may still come for them
         too_old = began - self._message_days * _DAY if ages else -math.inf
         oldest: dict[str, int] = {}
 

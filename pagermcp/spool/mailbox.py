@@ -5,6 +5,7 @@ process), and leaves by one `rename` to archive/, to dead/ or back to new/ with 
 """
 
 import contextlib
+import dataclasses
 import datetime
 import errno
 import logging
@@ -49,7 +50,6 @@ LONGEST_LEASE = 12 * 3600.0
 _FUTURE_MICROSECONDS = 86_400_000_000  # an id further ahead than a day is not ours
 _NO_ROOM_LEASE = 60.0  # for a page that can't be buried, until it is tried again
 _NOTE_READ_SECONDS = 1.0
-_EXPIRY_SLACK = 0.01  # so that by the wall clock, too, the time has come
 _LINK_TRIES = 5
 _ID = re.compile(r"[0-9]{16}", re.ASCII)
 
@@ -78,7 +78,10 @@ class Mailbox:
         self._leased = spool.path("leased", number)
         self._read_mark = spool.path("read", number)
         self._noted_read = -math.inf
+        self._last_read: datetime.datetime | None = None
+        self._expiring: dict[str, str] = {}  # until when, of pages that have not ended
         self._lock = threading.Lock()
+        self._lease_marks: dict[str, int] = {}  # mtimes of leased files as this process set or saw them
         self._writing = 0  # deliveries that hold a place but are not in new/ yet
         self._named_by_events: set[str] = set()  # foreign files that watching saw closed or moved in
         self._reported: set[str] = set()  # what was logged as unreadable
@@ -224,12 +227,13 @@ class Mailbox:
         try:
             return datetime.datetime.fromtimestamp(os.stat(self._read_mark).st_mtime, datetime.UTC)
         except OSError:
-            return None
+            return self._last_read
 
     def note_read(self) -> None:
         """Somebody with the key looks, or waits."""
+        self._last_read = now()
         if time.monotonic() - self._noted_read < _NOTE_READ_SECONDS or not os.path.isdir(self._new):
-            return
+            return  # a mailbox that is only asked for leaves nothing on the disk
         self._noted_read = time.monotonic()
         with contextlib.suppress(OSError):  # on a full disk one must still be able to read
             files.touch(self._read_mark, self._spool.file_mode)
@@ -254,10 +258,11 @@ class Mailbox:
                 self.expire(name)
             else:
                 self.lease(name, lease_seconds)
-                return page
+                return dataclasses.replace(page, lease_ends=now() + datetime.timedelta(seconds=lease_seconds))
         return None
 
     def _claim(self, name: PageName) -> bool:
+        self._spool.agenda.drop(Entry("expiry", self.number, f"{name.id}.json"))
         return files.move(f"{self._new}/{name.file}", self._at("leased", name), self._mode)
 
     def _waits_since(self, name: PageName) -> int:
@@ -339,10 +344,11 @@ class Mailbox:
     def replace(self, page: PageName | Due) -> bool:
         """Move a waiting or scheduled page, for which there is a newer one, to the archive; False when it is gone."""
         if isinstance(page, Due):
-            source = self._spool.path("scheduled", page.file)
-            claimed = files.move(source, self._at("leased", page.page), self._mode)
             self._spool.schedule.drop(page)
-            return claimed and self._archive(page.page, ".replaced")
+            source = self._spool.path("scheduled", page.file)
+            if files.move(source, self._archived(page.page, ".replaced"), self._mode):
+                return True
+            page = page.page  # it has come due just now
         return self._claim(page) and self._archive(page, ".replaced")
 
     def withdraw(self, name: PageName) -> bool:
@@ -368,11 +374,18 @@ class Mailbox:
         with self._lock:
             if Entry("lease", self.number, name.file) in self._spool.agenda:
                 return False
+            if self._mtime(name) != self._lease_marks.pop(name.file, None) and self._await_end(name):
+                return False  # another process lengthened it
             return self.release(name) and name.attempt < MAX_ATTEMPTS
+
+    def return_strange_lease(self, name: PageName) -> bool:
+        """The same for a lease of which this process does not know yet. One that goes on is returned in time."""
+        return not self._await_end(name) and self.return_lease(name)
 
     def come_due(self, due: Due) -> bool:
         """Let a scheduled page wait for readers; False when it is not scheduled any more. Raises OSError."""
-        moved = files.move(self._spool.path("scheduled", due.file), self._at("new", due.page), self._mode)
+        source = self._spool.path("scheduled", due.file)
+        moved = files.stamp(source, time.time_ns()) and files.move(source, self._at("new", due.page), self._mode)
         self._spool.schedule.drop(due)
         return moved
 
@@ -380,14 +393,23 @@ class Mailbox:
         """Move waiting pages that have expired, or that wait since before some time, to the archive. Raises OSError."""
         for name in self._look():
             page, _ = self._read(name)
-            if page is not None and (self._expired(page) or (before and page.since < before)) and self._claim(name):
+            if page is None or not (self._expired(page) or (before and self._waited_since(page) < before)):
+                continue
+            if self._claim(name):
+                self.expire(name)
+
+    def expire_at_once(self, id: str) -> None:
+        """Move the page with this id to the archive as expired, if it is waiting."""
+        for name in filter(None, map(PageName.parse, files.names(self._new))):
+            if name.id == id and self._claim(name):
                 self.expire(name)
 
     def note_expiry(self, id: str, expires_at: object) -> None:
-        """Let the page expire in time, if it is still waiting then."""
+        """Let the page expire in time, if it is still waiting then, or waits again."""
         if isinstance(expires_at, str):
+            self._expiring[id] = expires_at
             left = (moment(expires_at) - self._spool.clock.now()).total_seconds()
-            self._spool.agenda.put(Entry("expiry", self.number, f"{id}.json"), left + _EXPIRY_SLACK)
+            self._spool.agenda.put(Entry("expiry", self.number, f"{id}.json"), left)
 
     def lease(self, name: PageName, seconds: float) -> bool:
         """Let the lease of a leased page run out in so many seconds from now; False when it is not leased any more."""
@@ -397,36 +419,70 @@ class Mailbox:
                 self._spool.agenda.put(Entry("lease", self.number, name.file), seconds)
             return leased
 
-    def _stamp(self, name: PageName, seconds: float = 0) -> bool:
-        """Set a leased page's mtime: when its lease ends, since when it waits again, or when it was archived."""
+    def _waited_since(self, page: Page) -> datetime.datetime:
+        if "due_at" not in page.extra:
+            return page.created_at
+        with contextlib.suppress(FileNotFoundError):  # it may have come late, when the relay did not run in time
+            came = os.stat(self._at("new", page.name), follow_symlinks=False).st_mtime
+            return max(page.since, datetime.datetime.fromtimestamp(came, datetime.UTC))
+        return page.since
+
+    def _await_end(self, name: PageName) -> bool:
+        """Note when the lease of a page ends, as its file says; False when it has ended."""
         try:
-            os.utime(self._at("leased", name), (time.time() + seconds,) * 2, follow_symlinks=False)
+            left, mark = self._lease_left(name), self._mtime(name)
         except FileNotFoundError:
             return False
-        return True
+        if left > 0:
+            self._lease_marks[name.file] = mark
+            self._spool.agenda.put(Entry("lease", self.number, name.file), left)
+        return left > 0
+
+    def _mtime(self, name: PageName) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(self._at("leased", name), follow_symlinks=False).st_mtime_ns
+        return 0
+
+    def _stamp(self, name: PageName, seconds: float = 0) -> bool:
+        """Set a leased page's mtime: when its lease ends, since when it waits again, or when it was archived."""
+        mark = time.time_ns() + int(seconds * 1e9)
+        self._lease_marks[name.file] = mark
+        return files.stamp(self._at("leased", name), mark)
 
     def _leave_leased(self, name: PageName, target: str) -> bool:
         moved = files.move(self._at("leased", name), target, self._mode)
-        self._spool.agenda.drop(Entry("lease", self.number, name.file))
+        self._forget_lease(name)
+        if target.startswith(self._new):
+            self.note_expiry(name.id, self._expiring.get(name.id))
+        else:
+            self._expiring.pop(name.id, None)
         return moved
+
+    def _forget_lease(self, name: PageName) -> None:
+        self._spool.agenda.drop(Entry("lease", self.number, name.file))
+        self._lease_marks.pop(name.file, None)
 
     def _archive(self, name: PageName, outcome: str) -> bool:
         if not self._stamp(name):
+            self._forget_lease(name)
             return False
         try:
-            return self._leave_leased(name, self._at("archive", name).removesuffix(".json") + f"{outcome}.json")
+            return self._leave_leased(name, self._archived(name, outcome))
         except OSError as error:
             if error.errno not in files.DISK_FULL:
                 raise
             log.warning("%s: %s is deleted, since there is no room to archive it", self.number, name.handle)
-            self._spool.agenda.drop(Entry("lease", self.number, name.file))
+            self._forget_lease(name)
             return files.remove(self._at("leased", name))
 
     def _bury(self, name: PageName, reason: str) -> bool:
+        if not self._stamp(name):
+            self._forget_lease(name)
+            return False
         target = self._at("dead", name)
         self._explain(target, reason)
         try:
-            return self._stamp(name) and self._leave_leased(name, target)
+            return self._leave_leased(name, target)
         except OSError as error:
             if error.errno not in files.DISK_FULL:
                 raise
@@ -444,6 +500,9 @@ class Mailbox:
             files.write(dead.removesuffix(".json") + ".why", why, self._spool.file_mode)
         except OSError as error:  # what matters is that the file is out of the way
             log.warning("%s: the reason could not be written beside it: %s", self.number, error)
+
+    def _archived(self, name: PageName, outcome: str) -> str:
+        return self._at("archive", name).removesuffix(".json") + f"{outcome}.json"
 
     def _at(self, state: str, name: PageName) -> str:
         if state in ("archive", "dead"):
@@ -543,24 +602,26 @@ class Mailbox:
         for state, name in here:
             path = self._at(state, name)
             later = finished.get(name.id) or self._at(*latest[name.id])
-            if later != path and os.path.samefile(path, later):  # two names of one file; a copy is another page
+            if later != path and files.same(path, later):  # two names of one file; a copy is another page
                 log.warning("%s: %s was there twice after an unclean stop; the later state stays", self.number, name.id)
                 files.remove(path)
             elif state == "leased":
-                left = self.lease_left(name)
-                if left <= 0:
-                    self.return_lease(name)
-                else:
-                    self._spool.agenda.put(Entry("lease", self.number, name.file), left)
-        scheduled = self._spool.schedule.of(self.number)
-        for due in scheduled:
+                self.return_strange_lease(name)
+            else:
+                with contextlib.suppress(OSError, BadPage):  # which is found out when it is read
+                    page = read_page(name, files.read(path, self._spool.max_page_bytes)[0])
+                    self.note_expiry(name.id, page.extra.get("expires_at"))
+        ids = [newest, *(int(id) for id in latest)]
+        for due in self._spool.schedule.of(self.number):
             path = self._spool.path("scheduled", due.file)
             there = latest.get(due.page.id)
             moved_to = finished.get(due.page.id) or (self._at(*there) if there else None)
-            if moved_to and os.path.samefile(path, moved_to):
+            if moved_to and files.same(path, moved_to):
                 files.remove(path)
                 self._spool.schedule.drop(due)
-        return max([newest, *(int(id) for id in latest), *(int(due.page.id) for due in scheduled)])
+            elif self._is_ours(due.page.id, path):
+                ids.append(int(due.page.id))
+        return max(ids)
 
     def _finished(self, oldest: str | None) -> tuple[dict[str, str], int]:
         """The files in archive/ and dead/ of the days since `oldest`, by id, and the newest id there."""
@@ -579,8 +640,8 @@ class Mailbox:
         return finished, max((int(id) for id, path in finished.items() if self._is_ours(id, path)), default=0)
 
     def _is_ours(self, id: str, path: str) -> bool:
-        """Whether a file's id may be one that a relay gave out: it is not far ahead of the clock, or the clock went back,
-        and it is one of this process, or not far ahead of when its file was written."""
+        """Whether a file's id may be one that a relay gave out: it is not far ahead of the clock; or the clock went
+        back, and it is one of this process, or not far ahead of when the file was written."""
         if int(id) <= max(time.time_ns() // 1000 + _FUTURE_MICROSECONDS, self._newest):
             return True
         try:
@@ -589,7 +650,7 @@ class Mailbox:
             return False
         return int(id) <= written + _FUTURE_MICROSECONDS
 
-    def lease_left(self, name: PageName) -> float:
+    def _lease_left(self, name: PageName) -> float:
         """Seconds that a lease has left by its file's times, which is all that other processes know of it.
 
         Raises FileNotFoundError when it is no more."""

@@ -24,7 +24,7 @@ STALE_SECONDS = 900.0
 MTIME_GRAIN_NS = 100_000_000
 """A directory that is changed again this soon may show the same mtime."""
 
-_HANDLE = re.compile(r"([0-9]{16})(?:\.([1-9][0-9]{0,5}))?", re.ASCII)
+_HANDLE = re.compile(r"([0-9]{16})(?:\.([2-9]|[1-9][0-9]{1,5}))?", re.ASCII)
 _TIMES = {"due_at", "expires_at"}
 
 
@@ -66,12 +66,14 @@ class PageName(NamedTuple):
 class Page:
     """One page as read from its file.
 
-    created_at: when the relay accepted it, in UTC; extra: what the relay noted beside the payload, such as `due_at`."""
+    created_at: when the relay accepted it, in UTC; extra: what the relay noted beside the payload, such as `due_at`;
+    lease_ends: when it is to be acknowledged, of a page that was claimed."""
 
     name: PageName
     created_at: datetime.datetime
     payload: dict[str, Any]
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    lease_ends: datetime.datetime | None = None
 
     @property
     def id(self) -> str:

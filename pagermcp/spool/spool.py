@@ -20,8 +20,8 @@ from pagermcp.spool.agenda import Agenda, Entry
 from pagermcp.spool.clock import Clock
 from pagermcp.spool.mailbox import Mailbox
 from pagermcp.spool.page import PageName
+from pagermcp.spool.runs import come_due
 from pagermcp.spool.schedule import Due, Schedule
-from pagermcp.spool.sending import come_due
 
 FORMAT = "pagermcp spool 1"
 GUIDE = f"""{FORMAT}
@@ -52,7 +52,7 @@ _LEFT_OVER_SECONDS = 600
 _MIN_FREE_INODES = 1000
 _RETRY_SECONDS = 60.0
 _LOCKS = 256
-_ALONE_PATIENCE_SECONDS = 10.0
+_ALONE_PATIENCE_SECONDS = 3.0
 _MAY_BE_THERE = {"README.md", "lost+found", *_DIRECTORIES}  # in a folder that is to become a spool
 
 log = logging.getLogger(__name__)
@@ -175,13 +175,13 @@ class Spool:
                 files.remove(written)
 
     @contextlib.contextmanager
-    def alone(self, number: str) -> Iterator[None]:
+    def alone(self, number: str, patience: float = _ALONE_PATIENCE_SECONDS) -> Iterator[None]:
         """Keep out all others, here and in other processes, who want to be alone with this mailbox: for several steps.
 
         Raises Busy when that takes too long, and OSError."""
         shard = int(number[-2:], 16)  # a lock file a mailbox could never be removed again without a race
-        until = time.monotonic() + _ALONE_PATIENCE_SECONDS
-        if not self._alone[shard].acquire(timeout=_ALONE_PATIENCE_SECONDS):
+        until = time.monotonic() + patience
+        if not self._alone[shard].acquire(timeout=patience):
             raise Busy
         try:
             path = self.path("keys", f".lock-{shard:02x}")
@@ -207,13 +207,13 @@ class Spool:
             except Exception as error:  # it is tried again; meanwhile it must not hold up the others
                 known = isinstance(error, OSError | Busy)
                 log.warning("%s: the time of %s has come, but: %s", entry.number, entry.file, error, exc_info=not known)
-                self.agenda.put(entry, _RETRY_SECONDS)
+                self.agenda.put(entry, 1 if isinstance(error, Busy) else _RETRY_SECONDS)
         return numbers
 
     def _come_due(self, entry: Entry) -> bool:
         mailbox = self.mailbox(entry.number)
         if entry.what == "expiry":
-            mailbox.expire_waiting()
+            mailbox.expire_at_once(entry.file.removesuffix(".json"))
             return False
         if entry.what == "lease":
             name = PageName.parse(entry.file)

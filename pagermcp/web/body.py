@@ -4,6 +4,7 @@ from typing import Any
 
 from flask import request
 
+from pagermcp.address import redact
 from pagermcp.spool import BadPage
 from pagermcp.spool.page import PageName, parse_payload, payload_text, to_json
 from pagermcp.web.errors import Refused
@@ -39,19 +40,17 @@ def listed_ids() -> tuple[list[PageName], dict[str, Any]]:
     ids = body.get("ids")
     if not isinstance(ids, list) or not 1 <= len(ids) <= MAX_IDS:
         raise Refused(400, "bad_parameter", f"ids must be a list of 1 to {MAX_IDS} ids", hint)
-    return [handle_in(id, hint) for id in dict.fromkeys(map(_hashable, ids))], body
+    if not all(isinstance(id, str) for id in ids):
+        raise Refused(400, "bad_parameter", "ids must be strings", hint)
+    return [handle_in(id, hint) for id in dict.fromkeys(ids)], body
 
 
-def handle_in(text: object, hint: str) -> PageName:
+def handle_in(text: str, hint: str) -> PageName:
     """A handle, `<id>` or `<id>.<attempt>`. Raises Refused."""
-    name = PageName.parse_handle(text) if isinstance(text, str) else None
+    name = PageName.parse_handle(text)
     if name is None:
-        raise Refused(400, "bad_parameter", f"{str(text)[:40]!r} is no id", hint)
+        raise Refused(400, "bad_parameter", f"{redact(text)[:40]!r} is no id", hint)
     return name
-
-
-def _hashable(id: object) -> object:
-    return id if isinstance(id, str) else None
 
 
 def payload_of(body: bytes, media_type: str) -> tuple[str, str | None]:

@@ -11,6 +11,7 @@ from typing import Any
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
+from pagermcp.address import redact
 from pagermcp.spool import Busy, DeliveredMaybe, KeyReused, MailboxFull, SpoolFull
 from pagermcp.spool.files import DISK_FULL
 from pagermcp.spool.page import to_json
@@ -63,7 +64,7 @@ def refusal(error: Exception) -> Refused:
 
 
 def _answer(error: Refused) -> Response:
-    body = error_body(error.code, error.message, error.hint, **error.extra)
+    body = error_body(error.code, redact(error.message), error.hint, **error.extra)  # it may repeat what came
     response = Response(body, error.status, content_type="application/json")
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)

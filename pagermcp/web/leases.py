@@ -10,7 +10,7 @@ from pagermcp.spool.mailbox import LONGEST_LEASE
 from pagermcp.spool.page import PageName, now, timestamp
 from pagermcp.spool.whereabouts import find
 from pagermcp.web.access import authorized, mailbox_to_read, no_head
-from pagermcp.web.answers import answer, line, wrapped
+from pagermcp.web.answers import answer, line, when, wrapped
 from pagermcp.web.body import MAX_IDS, handle_in, listed_ids
 from pagermcp.web.errors import Refused
 from pagermcp.web.lookups import no_such_page
@@ -34,9 +34,11 @@ def wait() -> Response:
     lease = number("lease", 0, low=0, high=LONGEST_LEASE)
 
     def form(pages: list[Page]) -> tuple[bytes, dict[str, str]]:
-        ends = timestamp(now() + datetime.timedelta(seconds=lease)) if lease else None
         clamped = {"timeout": timeout} if asked > timeout else {}
-        return line({"pages": [wrapped(relay.spool, page, lease_expires_at=ends) for page in pages], **clamped}), {}
+        shown = [
+            wrapped(relay.spool, page, lease_expires_at=when(page.lease_ends) if lease else None) for page in pages
+        ]
+        return line({"pages": shown, **clamped}), {}
 
     terms = Terms(
         form,
@@ -100,11 +102,13 @@ def _each(mailbox: Mailbox, names: list[PageName], done: str, act: Callable[[Pag
         else:
             where = {"state": place.state, "handle": place.name.handle} if place else {"state": None}
             refused.append({"id": name.handle, **where})
+            lost = place is not None and place.name.attempt > name.attempt
+            hint = "its lease ran out, or it was given back" if lost else "lease it first: GET /wait?lease=60"
     extra: dict[str, object] = {done: succeeded, "refused": refused}
     for one in refused:
         if one["state"] is not None:
             message = f"{one['id']} is not leased under this handle: it is {one['state']} as {one['handle']}"
-            raise Refused(409, "not_leased", message, "its lease ran out, or it was given back", extra=extra)
+            raise Refused(409, "not_leased", message, hint, extra=extra)
     for one in refused:
         raise no_such_page(str(one["id"]), extra)
     return succeeded

@@ -6,26 +6,28 @@ from flask import Blueprint, Response, request
 
 from pagermcp import address
 from pagermcp.address import redact
-from pagermcp.spool import BadPage, DeliveredMaybe, MailboxFull, SpoolFull
+from pagermcp.spool import BadPage, DeliveredMaybe, MailboxFull, Page, SpoolFull
 from pagermcp.spool.page import PageName, to_json
 from pagermcp.spool.whereabouts import STATES, Place, find, listing
 from pagermcp.web.access import authorized, mailbox_to_read
 from pagermcp.web.answers import answer, when, wrapped
 from pagermcp.web.body import handle_in, listed_ids
 from pagermcp.web.errors import Refused, refusal
-from pagermcp.web.parameters import number
+from pagermcp.web.parameters import number, single
+from pagermcp.web.sending import writing
 from pagermcp.web.services import services
 
 blueprint = Blueprint("lookups", __name__)
 
 _MOST_PAGES = 1000
+_LOOKS = 10
 
 
 @blueprint.get("/pages")
 def pages() -> Response:
     """The pages in one state, ascending by id: the first ones after `since`, or without it the last ones."""
     mailbox = mailbox_to_read(authorized())
-    state = request.args.get("state", "waiting")
+    state = single("state", "waiting")
     if state not in STATES:
         raise Refused(404, "no_such_state", "there is no such state", f"state is one of {', '.join(STATES)}")
     limit = int(number("limit", 100, low=1, high=_MOST_PAGES, whole=True))
@@ -33,7 +35,7 @@ def pages() -> Response:
     mailbox.expire_waiting()
     places = listing(spool, mailbox.number, state)
     if "since" in request.args:
-        since = handle_in(request.args["since"].zfill(16), "as in ?since=<id>, or 0 for the first ones").id
+        since = handle_in(single("since", "").zfill(16), "as in ?since=<id>, or 0 for the first ones").id
         places = [place for place in places if place.name.id > since][:limit]
     shown: list[dict[str, object]] = []
     for place in places[-limit:]:
@@ -54,47 +56,56 @@ def receipt(id: str) -> Response:
     sender = authorized()
     spool, box = services().spool, address.number_of(sender)
     name = PageName.parse_handle(id)
+    if name is None:
+        raise no_such_page(redact(id)[:40])
     spool.mailbox(box).expire_waiting()
-    place = name and find(spool, box, name.id)
-    if place is None:
-        raise no_such_page(redact(id[:40]))
+    place, page, changed_at = _found(box, name.id)
+    created = {"created_at": page.created} if page else {}
     told = {"id": place.name.id, "state": place.state, "attempt": place.name.attempt}
-    try:
-        page, changed_at = place.read(spool)
-    except BadPage:
-        return answer({**told, **_times(place, None)})
-    return answer({**told, "created_at": page.created, **_times(place, changed_at)})
+    return answer({**told, **created, **_times(place, changed_at)})
 
 
 @blueprint.post("/replay")
 def replay() -> Response:
     """Send copies of archived or dead pages to this mailbox."""
     mailbox = mailbox_to_read(authorized())
-    spool = services().spool
     names, _ = listed_ids()
     originals = []
-    for name in names:
-        place = find(spool, mailbox.number, name.id)
-        if place is None:
-            raise no_such_page(name.id)
+    for id in dict.fromkeys(name.id for name in names):
+        place, page, _ = _found(mailbox.number, id)
         if place.state not in ("archived", "dead"):
             hint = "only archived and dead pages can be sent again"
-            raise Refused(409, "not_ended", f"{name.id} is {place.state}", hint)
-        try:
-            originals.append(place.read(spool)[0])
-        except BadPage as error:
-            raise Refused(409, "no_page", f"{name.id} is no page: {error}", "mend it, then mv it to new/") from None
+            raise Refused(409, "not_ended", f"{id} is {place.state}", hint)
+        if page is None:
+            raise Refused(409, "no_page", f"{id} is no page: {place.why()}", "mend it, then mv it to new/")
+        originals.append(page)
     replayed: list[dict[str, str]] = []
     for page in originals:
         try:
-            id = mailbox.deliver(to_json(page.payload).decode(), replay_of=page.id)
-        except (MailboxFull, SpoolFull, DeliveredMaybe, OSError) as error:
-            refused = refusal(error)
+            with writing():
+                id = mailbox.deliver(to_json(page.payload).decode(), replay_of=page.id)
+        except (Refused, MailboxFull, SpoolFull, DeliveredMaybe, OSError) as error:
+            refused = error if isinstance(error, Refused) else refusal(error)
             refused.extra |= {"replayed": replayed}
             raise refused from error
         services().switchboard.ring(mailbox.number)
         replayed.append({"id": id, "replay_of": page.id})
     return answer({"replayed": replayed})
+
+
+def _found(box: str, id: str) -> tuple[Place, Page | None, datetime.datetime | None]:
+    """Where a page is, what it is if it is one, and its file's mtime. Raises Refused, OSError."""
+    for _ in range(_LOOKS):
+        place = find(services().spool, box, id)
+        if place is None:
+            break
+        try:
+            return place, *place.read(services().spool)
+        except BadPage:
+            return place, None, None
+        except FileNotFoundError:
+            continue  # it has moved on just now
+    raise no_such_page(id)
 
 
 def no_such_page(id: str, extra: dict[str, object] | None = None) -> Refused:

@@ -12,6 +12,8 @@ LONGEST_DELAY = 365 * 86400.0
 LONGEST_EXPECT = 30 * 86400.0
 
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([smhd]?)", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{0,9})?", re.ASCII)
+_WHOLE = re.compile(r"[0-9]{1,15}", re.ASCII)
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SECRET = re.compile(r"[^,\x00-\x1f\x7f]{1,255}")
 _NAMES = ("idempotency-key", "delay", "expires", "replace", "run", "expect")
@@ -22,15 +24,20 @@ def number(name: str, default: float, low: float, high: float = math.inf, *, who
     values = request.args.getlist(name)
     if not values:
         return default
-    try:
-        (value,) = (int(text) if whole else float(text) for text in values)
-        if not low <= value <= high:
-            raise ValueError
-    except ValueError:
+    form = _WHOLE if whole else _NUMBER
+    if len(values) != 1 or not form.fullmatch(values[0]) or not low <= float(values[0]) <= high:
         bounds = f"{low:g} or more" if high == math.inf else f"from {low:g} to {high:g}"
         what = f"{name} must be one {'whole ' if whole else ''}number, {bounds}"
-        raise Refused(400, "bad_parameter", what, f"as in ?{name}={max(low, 1):g}") from None
-    return value
+        raise Refused(400, "bad_parameter", what, f"as in ?{name}={max(low, 1):g}")
+    return float(values[0])
+
+
+def single(name: str, default: str) -> str:
+    """A text in the query. Raises Refused."""
+    values = request.args.getlist(name) or [default]
+    if len(values) > 1:
+        raise Refused(400, "ambiguous", f"{name} was given twice", "send one")
+    return values[0]
 
 
 def send_options() -> Options:
@@ -53,32 +60,38 @@ def send_options() -> Options:
 
 def _given() -> dict[str, str]:
     given: dict[str, str] = {}
-    headers = [(name.lower(), value) for name, value in request.headers]
-    pairs = [(name, value) for name, value in headers if name == "idempotency-key" or name.startswith("pager-")]
-    pairs += [
-        (f"pager-{_plain(name)}", value) for name, value in request.args.items(multi=True) if _plain(name) in _NAMES
-    ]
-    for full, value in pairs:
-        name = full.removeprefix("pager-")
+    headers = [(name, _text(name, value)) for name, value in request.headers if _is_option(name.lower())]
+    query = [(name, value) for name, value in request.args.items(multi=True) if _is_option(name, *_NAMES)]
+    for full, value in headers + query:
+        name = _plain(full).removeprefix("pager-")
         if name not in _NAMES:
             known = ", ".join(f"Pager-{name.title()}" for name in _NAMES[1:])
             raise _bad(f"{full} is no option", f"there are Idempotency-Key, {known}")
-        if name in given:
-            raise Refused(400, "ambiguous", f"{name} was given twice", "send it once, in a header or in the query")
+        if name in given or "," in value:  # a header given twice becomes one with a comma
+            what = f"{name} was given twice, or has a comma in it"
+            raise Refused(400, "ambiguous", what, "send it once, in a header or in the query, without a comma")
         given[name] = value.strip()
     return given
 
 
+def _is_option(name: str, *short: str) -> bool:
+    return _plain(name).startswith("pager-") or _plain(name) in ("idempotency-key", *short)
+
+
 def _plain(name: str) -> str:
-    return name.lower().replace("_", "-").removeprefix("pager-")
+    return name.lower().replace("_", "-")
+
+
+def _text(name: str, value: str) -> str:
+    """A header as its sender wrote it: WSGI gives its bytes as Latin-1."""
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise _bad(f"{name} is not UTF-8", "send it as UTF-8") from None
 
 
 def _secret(given: dict[str, str], name: str) -> str | None:
     value = given.get(name)
-    if value is not None and "," in value:  # what a header given twice becomes
-        raise Refused(
-            400, "ambiguous", f"{name} was given twice, or has a comma in it", "send it once, without a comma"
-        )
     if value is not None and not _SECRET.fullmatch(value):
         raise _bad(f"{name} must have 1 to 255 characters", "make it random: uuidgen")
     return value
