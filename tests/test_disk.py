@@ -109,6 +109,8 @@ def test_a_switch_that_cannot_be_set_is_refused_and_raises_no_alarm(faulty: Faul
         refused = relay.notify(key, "began", headers={"Pager-Run": "r", "Pager-Expect": "0.5"})
         faulty.recover()
         assert refused.status_code == 503
+        assert refused.json().get("delivered") == ("maybe" if step == "replace" else None)
+    assert [page["payload"] for page in relay.lease(key, "lease=60&max=9")] == [{"message": "began"}]
     assert relay.lease(key, "timeout=2") == []
     assert relay.with_key(key, "GET", "/pages?state=scheduled").json()["pages"] == []
 
