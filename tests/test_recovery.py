@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pagermcp.spool import Mailbox, Spool
+from pagermcp.spool import Mailbox, Options, Spool, send
 from pagermcp.spool.page import PageName, now, read_page
 
 BOX = "9f1c6cf7-a88c-8526-8708-faae46504050"
@@ -77,7 +77,28 @@ def recovery(spool: Spool, box: Mailbox, accepted: Callable[[str], None]) -> Non
     spool.recover()
 
 
-SCENARIOS = [recovery, deliver, claim_and_archive, lease_return, give_back, expiry, adoption, broken_page, broken_file]
+def delayed(spool: Spool, box: Mailbox, accepted: Callable[[str], None]) -> None:
+    accepted(box.schedule("{}", -1).page.id)
+    spool.come_due()
+
+
+def given_back_for_later(spool: Spool, box: Mailbox, accepted: Callable[[str], None]) -> None:
+    accepted(box.deliver("{}"))
+    page = box.claim(60)
+    assert page is not None
+    box.release(page.name, -1)
+    spool.come_due()
+
+
+def replaced(spool: Spool, box: Mailbox, accepted: Callable[[str], None]) -> None:
+    for delay in (0, 3600, 0):
+        id = send(spool, box, "{}", Options(replace="r", delay=delay)).id
+        assert id is not None
+        accepted(id)
+
+
+SCENARIOS = [delayed, given_back_for_later, replaced]
+SCENARIOS += [recovery, deliver, claim_and_archive, lease_return, give_back, expiry, adoption, broken_page, broken_file]
 
 
 def bring(spool: Spool, name: str, content: bytes) -> None:
@@ -94,7 +115,7 @@ def test_killed_at_any_step(scenario: Callable[..., None], tmp_path: Path) -> No
     assert run.returncode == 0, run.stderr
     rounds = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(rounds) > 3
-    for killed_before, accepted, places, foreign in rounds:
+    for killed_before, accepted, places, foreign, _ in rounds:
         seen = f"killed before {killed_before}: accepted {accepted}, found {places}, {foreign} foreign"
         assert all(len(places.get(id, [])) == 1 for id in accepted), seen
         assert all(len(states) == 1 for states in places.values()), seen
@@ -105,6 +126,64 @@ def test_killed_at_any_step(scenario: Callable[..., None], tmp_path: Path) -> No
             after_the_link = killed_before in ("fsync directory", "remove")
             assert len(places) + foreign < 2 or after_the_link, seen  # then it comes twice, rather than never
     assert rounds[-1][0] == "nothing"  # the last round came to its end
+
+
+# What is sent again after a kill, and runs that are to report again
+
+
+def once(spool: Spool, box: Mailbox, accepted: Callable[[str], None]) -> None:
+    accepted(str(send(spool, box, "{}", Options(idempotency_key="k")).id))
+
+
+def once_again(spool: Spool, box: Mailbox) -> Any:
+    id = send(spool, box, "{}", Options(idempotency_key="k")).id
+    return [id, [page.id for page in box.waiting()]]
+
+
+def switch_extended(spool: Spool, box: Mailbox, accepted: Callable[[str], None]) -> None:
+    for _ in range(2):
+        send(spool, box, "{}", Options(run="r", expect=0.1), empty=True)
+        accepted("switch")
+
+
+def switch_ended(spool: Spool, box: Mailbox, accepted: Callable[[str], None]) -> None:
+    for expect in (0.1, None):
+        send(spool, box, "{}", Options(run="r", expect=expect), empty=True)
+        accepted("switch")
+
+
+def alarms(spool: Spool, box: Mailbox) -> Any:
+    while spool.schedule.of(BOX):
+        spool.agenda.wait(time.monotonic() + 1)
+        spool.come_due()
+    return [page.payload["status"] for page in box.waiting()]
+
+
+AFTERWARDS = {once: once_again, switch_extended: alarms, switch_ended: alarms}
+
+
+def after_a_kill(scenario: Callable[..., None], folder: Path) -> list[tuple[str, list[str], Any]]:
+    command = [sys.executable, __file__, scenario.__name__, folder]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    return [(before, accepted, after) for before, accepted, *_, after in map(json.loads, run.stdout.splitlines())]
+
+
+def test_a_key_sent_again_after_a_kill_at_any_step_brings_one_page(tmp_path: Path) -> None:
+    for killed_before, accepted, (id, waiting) in after_a_kill(once, tmp_path):
+        assert waiting == [id], killed_before
+        assert accepted in ([], [id]), killed_before
+
+
+def test_a_switch_that_was_set_and_extended_pages_once_after_a_kill_at_any_step(tmp_path: Path) -> None:
+    for killed_before, accepted, paged in after_a_kill(switch_extended, tmp_path):
+        assert paged in ([["lost"]] if accepted else [[], ["lost"]]), killed_before
+
+
+def test_a_switch_that_was_ended_pages_no_more_after_a_kill_at_any_step(tmp_path: Path) -> None:
+    for killed_before, accepted, paged in after_a_kill(switch_ended, tmp_path):
+        expected: list[list[str]] = [[["lost"], []], [["lost"], []], [[]]][len(accepted)]
+        assert paged in expected, (killed_before, len(accepted))
 
 
 # The process that does it
@@ -125,7 +204,8 @@ def drive(scenario: Callable[..., None], folder: Path) -> None:
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
         (killed_before,) = [rest for word, rest in said if word == "killed"] or ["nothing"]
-        print(json.dumps([killed_before, [rest for word, rest in said if word == "accepted"], *look(root)]))
+        accepted = [rest for word, rest in said if word == "accepted"]
+        print(json.dumps([killed_before, accepted, *look(root, AFTERWARDS.get(scenario, lambda spool, box: None))]))
         step += 1
 
 
@@ -152,19 +232,22 @@ def perform(scenario: Callable[..., None], root: str, last: int, writer: int) ->
         os._exit(1)
 
 
-def look(root: str) -> tuple[dict[str, list[str]], int]:
-    """Where each page is after the next process has met the mailbox, and how many foreign files wait there."""
+def look(root: str, act: Callable[[Spool, Mailbox], Any]) -> tuple[dict[str, list[str]], int, Any]:
+    """Where each page is after the next process has met the mailbox, how many foreign files wait there, and what comes
+    of what that process does then."""
     spool = Spool(root)
     spool.recover()
-    spool.mailbox(BOX)
+    outcome = act(spool, spool.mailbox(BOX))
     places: dict[str, list[str]] = {}
     foreign = 0
-    for state, pattern in (("new", "new"), ("leased", "leased"), ("archive", "archive/*"), ("dead", "dead/*")):
-        for path in Path(root).glob(f"{pattern}/{BOX}/*"):
+    patterns = {"new": f"new/{BOX}/*", "leased": f"leased/{BOX}/*", "scheduled": "scheduled/*"}
+    patterns |= {"archive": f"archive/*/{BOX}/*", "dead": f"dead/*/{BOX}/*"}
+    for state, pattern in patterns.items():
+        for path in Path(root).glob(pattern):
             if path.suffix == ".why":
                 continue
             assert state != "dead" or path.with_suffix(".why").exists(), path  # none without its reason
-            name = PageName.parse(path.name.replace(".expired", ""))
+            name = PageName.parse(path.name.rpartition("-")[2].replace(".expired", "").replace(".replaced", ""))
             if name is None or (path.read_bytes() == b"" and state == "new"):
                 assert state == "new", path
                 foreign += 1
@@ -172,8 +255,8 @@ def look(root: str) -> tuple[dict[str, list[str]], int]:
             places.setdefault(name.id, []).append(f"{state}/{path.name}")
             if state != "dead" and path.read_bytes():
                 read_page(name, path.read_bytes())  # nothing half-written is ever shown
-    return places, foreign
+    return places, foreign, outcome
 
 
 if __name__ == "__main__":
-    drive(next(one for one in SCENARIOS if one.__name__ == sys.argv[1]), Path(sys.argv[2]))
+    drive(next(one for one in [*SCENARIOS, *AFTERWARDS] if one.__name__ == sys.argv[1]), Path(sys.argv[2]))
