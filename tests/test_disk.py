@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NOBODY, Relay, as_root, as_user, clean_environment, new_key, number, until
+from conftest import NOBODY, Relay, as_root, as_user, clean_environment, new_key, number, require, until
 
 FAULTS = """
 import errno, os, sys
@@ -167,7 +167,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     with image.open("wb") as file:
         file.truncate(16 << 20)
     folder.mkdir()
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True)
+    subprocess.run([require("mkfs.ext4", "e2fsprogs"), "-q", "-F", "-m", "0", str(image)], check=True)
     mounted = subprocess.run(["mount", "-o", "loop", str(image), str(folder)], capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"nothing can be mounted here ({mounted.stderr.strip()}); the faults above are put in instead")

@@ -35,7 +35,8 @@ def test_every_other_command_works(relay: Relay, tmp_path: Path) -> None:
         assert process.returncode == 0, errors
         return output
 
-    wait, page, archive, number, by_header, by_path, by_mv, script, read, cat = (b for b in BLOCKS if "./dev" not in b)
+    wait, page, archive, number, by_header, by_path, by_mv, *rest = (b for b in BLOCKS if "./dev" not in b)
+    options, script, read, lease, cat = rest
     with start(wait) as waiting:
         until((tmp_path / ".pager_session").exists)
         until(lambda: list(relay.spool.glob("new/*")))
@@ -51,13 +52,21 @@ def test_every_other_command_works(relay: Relay, tmp_path: Path) -> None:
     assert run(by_mv) == ""
     assert len(list(mailbox.iterdir())) == 3
 
+    once, reminder, progress, began, ended = map(json.loads, run(options).splitlines())
+    assert once["id"]
+    assert reminder["due_at"] > progress["last_read"]
+    assert (began["id"], "expected_at" in began) == (None, True)
+    assert ended["queued"] == progress["queued"] + 1
     assert run(script) == "compiling\n"
 
-    # the block looks and takes three of the four
-    looked, consumed, waited, last = run(read).splitlines()
+    # the block looks and takes three of the seven; the file moved in counts from when it was noticed
+    looked, consumed, waited, _ = run(read).splitlines()
     assert [page["message"] for page in json.loads(looked)["messages"][:2]] == ["build done"] * 2
     assert json.loads(consumed)["message"]["message"] == "build done"
     assert json.loads(waited)["message"] == "build done"
-    assert json.loads(last)["message"] == "Build finished"  # the file moved in counts from when it was noticed
-    until(lambda: not list(relay.spool.glob("leased/*/*")))
-    assert json.loads(run(cat))["payload"]["logs"] == "compiling\n"
+    leased, acknowledged, receipt = run(lease).splitlines()
+    assert len(json.loads(leased)["pages"]) == 4
+    assert json.loads(acknowledged)["acknowledged"] == [json.loads(receipt)["id"]]
+    assert json.loads(receipt)["outcome"] == "acknowledged"
+    until(lambda: len(list(relay.spool.glob("leased/*/*"))) == 3)
+    assert json.loads(run(cat))["payload"]
