@@ -298,9 +298,9 @@ def test_an_acknowledged_page_is_in_todays_archive(spool: Spool, mailbox: Mailbo
 
 def test_an_expired_page_is_in_the_archive_as_such(spool: Spool, mailbox: Mailbox) -> None:
     id = mailbox.deliver("{}")
-    page = mailbox.claim(60)
-    assert page is not None
+    (page,) = mailbox.waiting()
     assert mailbox.expire(page.name)
+    assert not mailbox.expire(page.name)
     assert where(spool, mailbox) == {"archive": [f"{id}.expired.json"]}
 
 

@@ -226,11 +226,12 @@ case $pgr_key in
 *[!0-9A-Fa-f-]* | '') wrong "$pgr_session is no file with a UUID in it, and no UUID" ;;
 esac
 
-pgr_work=$(mktemp -d) || exit 2
-trap 'rm -rf "$pgr_work"' EXIT
+pgr_work=''
+trap '[ -z "$pgr_work" ] || rm -rf "$pgr_work"' EXIT
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
+pgr_work=$(trap '' HUP INT TERM && exec mktemp -d) || exit 2
 : >"$pgr_work/logs"
 pgr_message_given=$pgr_message
 pgr_message=${pgr_message:-process done}

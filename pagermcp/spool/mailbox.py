@@ -197,7 +197,14 @@ class Mailbox:
         """Make the mailbox; False when it exists. Raises OSError.
 
         When the spool is gone, that too: it may be on a disk that will be back, so nothing is begun in its place."""
-        if not files.make_directory(self._new, self._mode):
+        try:
+            made = files.make_directory(self._new, self._mode)
+        except FileNotFoundError:
+            if not os.path.exists(self._spool.path("FORMAT")):
+                raise
+            files.make_directory(os.path.dirname(self._new), self._mode)
+            made = files.make_directory(self._new, self._mode)
+        if not made:
             return False
         self._parent_synced = False
         return True
@@ -250,12 +257,12 @@ class Mailbox:
         self._seen = (seen, time.time_ns())
         for name in sorted(self._look(), key=self._waits_since):
             page, reason = self._read(name)
-            if reason is None or not self._claim(name):
-                continue
-            if page is None:
-                self._bury(name, reason)
-            elif self._expired(page) or int(self._spool.clock.age(page.since)) > max_age:
+            if page and (self._expired(page) or int(self._spool.clock.age(page.since)) > max_age):
                 self.expire(name)
+            elif reason is None or not self._claim(name):
+                continue
+            elif page is None:
+                self._bury(name, reason)
             else:
                 self.lease(name, lease_seconds)
                 return dataclasses.replace(page, lease_ends=now() + datetime.timedelta(seconds=lease_seconds))
@@ -335,21 +342,22 @@ class Mailbox:
 
     def acknowledge(self, name: PageName) -> bool:
         """Move a leased page to today's archive; False when it is not leased any more."""
-        return self._archive(name, "")
+        archived = self._archive(self._at("leased", name), name, "")
+        self._forget_lease(name)
+        return archived
 
     def expire(self, name: PageName) -> bool:
-        """Move a leased page that came too late to today's archive as expired; False when it is not leased."""
-        return self._archive(name, ".expired")
+        """Move a page that waits for too long to today's archive as expired; False when it does not wait any more."""
+        return self._archive(self._at("new", name), name, ".expired")
 
     def replace(self, page: PageName | Due) -> bool:
         """Move a waiting or scheduled page, for which there is a newer one, to the archive; False when it is gone."""
         if isinstance(page, Due):
             self._spool.schedule.drop(page)
-            source = self._spool.path("scheduled", page.file)
-            if files.move(source, self._archived(page.page, ".replaced"), self._mode):
+            if self._archive(self._spool.path("scheduled", page.file), page.page, ".replaced"):
                 return True
             page = page.page  # it has come due just now
-        return self._claim(page) and self._archive(page, ".replaced")
+        return self._archive(self._at("new", page), page, ".replaced")
 
     def withdraw(self, name: PageName) -> bool:
         """Let a leased page wait again that was not handed out after all; False when it is not leased any more."""
@@ -393,15 +401,13 @@ class Mailbox:
         """Move waiting pages that have expired, or that wait since before some time, to the archive. Raises OSError."""
         for name in self._look():
             page, _ = self._read(name)
-            if page is None or not (self._expired(page) or (before and self._waited_since(page) < before)):
-                continue
-            if self._claim(name):
+            if page and (self._expired(page) or (before and self._waited_since(page) < before)):
                 self.expire(name)
 
     def expire_at_once(self, id: str) -> None:
         """Move the page with this id to the archive as expired, if it is waiting."""
         for name in filter(None, map(PageName.parse, files.names(self._new))):
-            if name.id == id and self._claim(name):
+            if name.id == id:
                 self.expire(name)
 
     def note_expiry(self, id: str, expires_at: object) -> None:
@@ -462,18 +468,20 @@ class Mailbox:
         self._spool.agenda.drop(Entry("lease", self.number, name.file))
         self._lease_marks.pop(name.file, None)
 
-    def _archive(self, name: PageName, outcome: str) -> bool:
-        if not self._stamp(name):
-            self._forget_lease(name)
-            return False
+    def _archive(self, path: str, name: PageName, outcome: str) -> bool:
+        """Move a page from any place to today's archive, by one rename; False when it is not there any more."""
+        target = self._at("archive", name).removesuffix(".json") + f"{outcome}.json"
         try:
-            return self._leave_leased(name, self._archived(name, outcome))
+            archived = files.stamp(path, time.time_ns()) and files.move(path, target, self._mode)
         except OSError as error:
             if error.errno not in files.DISK_FULL:
                 raise
             log.warning("%s: %s is deleted, since there is no room to archive it", self.number, name.handle)
-            self._forget_lease(name)
-            return files.remove(self._at("leased", name))
+            archived = files.remove(path)
+        if archived:
+            self._expiring.pop(name.id, None)
+            self._spool.agenda.drop(Entry("expiry", self.number, f"{name.id}.json"))
+        return archived
 
     def _bury(self, name: PageName, reason: str) -> bool:
         if not self._stamp(name):
@@ -500,9 +508,6 @@ class Mailbox:
             files.write(dead.removesuffix(".json") + ".why", why, self._spool.file_mode)
         except OSError as error:  # what matters is that the file is out of the way
             log.warning("%s: the reason could not be written beside it: %s", self.number, error)
-
-    def _archived(self, name: PageName, outcome: str) -> str:
-        return self._at("archive", name).removesuffix(".json") + f"{outcome}.json"
 
     def _at(self, state: str, name: PageName) -> str:
         if state in ("archive", "dead"):
