@@ -85,6 +85,18 @@ def test_nothing_expires_early_and_nothing_looks_older_than_it_is(
 
 
 @steps
+def test_pages_expire_when_they_should(relay: Relay, clock: Clock, key: str, step: float) -> None:
+    waiting, leased = (relay.notify(key, headers={"Pager-Expires": "2"}).json()["id"] for _ in range(2))
+    clock.set(step)
+    relay.lease(key, "lease=60")
+    relay.with_key(key, "POST", "/release", json={"ids": [waiting]})
+    assert relay.receipt(key, leased)["state"] == relay.receipt(key, waiting)["state"] == "waiting"
+    until(lambda: relay.receipt(key, leased).get("outcome") == "expired", 4)
+    assert relay.lease(key) == []
+    assert relay.receipt(key, waiting)["outcome"] == "expired"
+
+
+@steps
 def test_leases_hold_and_run_out_as_promised(relay: Relay, clock: Clock, key: str, step: float) -> None:
     holds, runs_out = (relay.notify(key, name).json()["id"] for name in ("holds", "runs out"))
     relay.lease(key, "lease=60")

@@ -14,6 +14,8 @@ from conftest import NOBODY, Relay, as_root, as_user, clean_environment, new_key
 FAULTS = """
 import errno, os, sys
 
+seen = []
+
 def fail(event, arguments):
     if event != "pagermcp.file":
         return
@@ -25,7 +27,13 @@ def fail(event, arguments):
             wanted, code = faults.read().split(":")
     except FileNotFoundError:
         return
-    if wanted in ("any", step) and not (wanted == "mkdir" and os.path.exists(path)):
+    if wanted == "second move" and step == "move" and "/leased/" in path:
+        seen.append(path)
+        if len(seen) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+    if step in wanted.split(",") or wanted == "any":
+        if wanted == "mkdir" and os.path.exists(path):
+            return
         raise OSError(getattr(errno, code), os.strerror(getattr(errno, code)), path)
 
 sys.addaudithook(fail)
@@ -68,10 +76,21 @@ def pages(relay: Relay, key: str) -> list[str]:
     + [("link", "EIO", 503), ("fsync directory", "EIO", 503), ("fsync directory", "ENOSPC", 507)]
     + [("any", "EROFS", 503), ("any", "EIO", 503), ("any", "ENOSPC", 507)],
 )
-@pytest.mark.parametrize("options", [{}, {"Idempotency-Key": "once"}, {"Pager-Delay": "1h"}, {"Pager-Replace": "it"}])
 def test_a_page_that_cannot_be_written_is_refused_and_nowhere_and_accepted_once_later(
+    faulty: FaultyRelay, key: str, step: str, code: str, status: int
+) -> None:
+    refused(faulty, key, step, code, status, {})
+
+
+@pytest.mark.parametrize(("step", "code", "status"), [("fsync directory", "EIO", 503), ("any", "ENOSPC", 507)])
+@pytest.mark.parametrize("options", [{"Idempotency-Key": "once"}, {"Pager-Delay": "1h"}, {"Pager-Replace": "it"}])
+def test_the_same_goes_for_pages_with_options(
     faulty: FaultyRelay, key: str, step: str, code: str, status: int, options: dict[str, str]
 ) -> None:
+    refused(faulty, key, step, code, status, options)
+
+
+def refused(faulty: FaultyRelay, key: str, step: str, code: str, status: int, options: dict[str, str]) -> None:
     relay = faulty.relay
     relay.notify(key, "before")
     waiting = relay.start_waiting(new_key())
@@ -100,6 +119,28 @@ def test_an_fsync_that_failed_is_not_tried_again_on_that_file(faulty: FaultyRela
     assert len(synced) == 1
     assert ["remove", synced[0][1]] in faulty.steps
     assert pages(faulty.relay, key) == []
+
+
+def test_a_page_that_can_neither_be_made_durable_nor_removed_again_is_delivered_maybe(
+    faulty: FaultyRelay, key: str
+) -> None:
+    faulty.relay.notify(key)
+    for headers in ({}, {"Pager-Delay": "1h"}):
+        faulty.fail("fsync directory,remove", "EIO")
+        answer = faulty.relay.notify(key, "page", headers=headers)
+        assert (answer.status_code, answer.json()["delivered"]) == (503, "maybe")
+        faulty.recover()
+    assert len(pages(faulty.relay, key)) == 2
+
+
+def test_of_several_pages_those_that_can_be_claimed_are_handed_out(faulty: FaultyRelay, key: str) -> None:
+    relay = faulty.relay
+    for n in range(3):
+        relay.notify(key, str(n))
+    faulty.fail("second move", "EIO")
+    assert [page["payload"]["message"] for page in relay.lease(key, "lease=60&max=3")] == ["0"]
+    faulty.recover()
+    assert len(relay.lease(key, "lease=60&max=3")) == 2
 
 
 def test_a_switch_that_cannot_be_set_is_refused_and_raises_no_alarm(faulty: FaultyRelay, key: str) -> None:

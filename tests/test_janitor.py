@@ -387,7 +387,10 @@ def test_a_clock_that_jumped_since_the_last_pass_is_noticed_before_anything_is_d
 def test_one_mailbox_that_cannot_be_tidied_does_not_keep_the_others_from_it(
     spool: Spool, janitor: Janitor, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    os.symlink("loop", spool.path("new", "loop"))
+    loop = number(new_key())
+    os.symlink(loop, spool.path("new", loop))
+    os.makedirs(spool.path("runs", "lost+found"))  # no mailbox's
+    os.utime(spool.path("runs", "lost+found"), (0, 0))
     elsewhere, linked = tmp_path / "elsewhere", number(new_key())
     elsewhere.mkdir()
     os.symlink(elsewhere, spool.path("new", linked))

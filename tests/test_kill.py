@@ -23,7 +23,7 @@ class Load:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.keys = [new_key() for _ in range(3)]
-        self.accepted: dict[str, int] = {}  # id: n
+        self.accepted: dict[str, int] = {}  # number/id, since an id is only that of one mailbox: n
         self.acknowledged: set[str] = set()
         self.came_after_their_end: list[str] = []
         self.unanswered: collections.deque[int] = collections.deque()  # sent with an idempotency key
@@ -73,15 +73,18 @@ class Load:
                 self.unanswered.append(n)
             raise
         if answer.status_code == 202:
-            self.accepted[answer.json()["id"]] = n
+            self.accepted[f"{number(key)}/{answer.json()['id']}"] = n
         else:
             self.faults.append(answer.text)
 
     def read(self, session: requests.Session, url: str, client: int) -> None:
-        session.headers["Authorization"] = f"Bearer {self.keys[client % len(self.keys)]}"
+        key = self.keys[client % len(self.keys)]
+        box = number(key)
+        session.headers["Authorization"] = f"Bearer {key}"
         answer = session.get(f"{url}/wait?timeout=0.2&max=5&lease={self.random.choice([1, 60])}", timeout=30)
         pages = answer.json()["pages"]
-        self.came_after_their_end += [page["id"] for page in pages if page["id"] in self.acknowledged]
+        came = [f"{box}/{page['id']}" for page in pages]
+        self.came_after_their_end += [page for page in came if page in self.acknowledged]
         handles = [page["handle"] for page in pages]
         if not handles:
             return
@@ -91,15 +94,16 @@ class Load:
             if done.status_code not in (200, 409):
                 self.faults.append(done.text)
             if call == "ack":
-                self.acknowledged |= {handle[:16] for handle in done.json()["acknowledged"]}
+                self.acknowledged |= {f"{box}/{handle[:16]}" for handle in done.json()["acknowledged"]}
 
 
 def places(spool: Path) -> dict[str, list[Path]]:
-    """All pages on the disk, by id."""
+    """All pages on the disk, by number and id."""
     found: dict[str, list[Path]] = collections.defaultdict(list)
     for pattern in ("new/*/*.json", "leased/*/*.json", "archive/*/*/*.json", "dead/*/*/*.json", "scheduled/*.json"):
         for path in spool.glob(pattern):
-            found[path.name.rpartition("-")[2][:16]].append(path)
+            box = path.name[17:53] if path.parent.name == "scheduled" else path.parent.name
+            found[f"{box}/{path.name.rpartition('-')[2][:16]}"].append(path)
     return found
 
 
@@ -143,5 +147,5 @@ def _drain(relay: Relay, load: Load) -> None:
     for key in load.keys:
         while pages := relay.lease(key, "timeout=0&max=100&lease=60"):
             assert time.monotonic() < deadline
-            assert not {page["id"] for page in pages} & load.acknowledged
+            assert not {f"{number(key)}/{page['id']}" for page in pages} & load.acknowledged
             relay.with_key(key, "POST", "/ack", json={"ids": [page["handle"] for page in pages]})

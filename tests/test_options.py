@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -9,7 +10,8 @@ import pytest
 import requests
 from conftest import Relay, new_key, number, until
 
-from pagermcp.spool import Spool
+from pagermcp.spool import Options, Spool
+from pagermcp.spool import send as deliver
 
 
 def send(relay: Relay, address: str, body: str = "hello", **options: str) -> requests.Response:
@@ -198,6 +200,43 @@ def test_a_full_mailbox_takes_a_page_that_replaces_one(start_relay: Callable[...
     assert send(relay, key, "d", Pager_Replace="q").status_code == 429
     assert send(relay, key, "e", Pager_Replace="p").status_code == 202
     assert taken(relay, key) == ["b", "e"]
+
+
+def test_a_page_that_comes_due_while_it_is_replaced_is_replaced(spool: Spool) -> None:
+    box = spool.mailbox(number(new_key()))
+    stopped = threading.Event()
+
+    def sweep() -> None:
+        while not stopped.is_set():
+            spool.come_due()
+
+    sweeper = threading.Thread(target=sweep)
+    sweeper.start()
+    for n in range(100):
+        for delay in (0.002, 0):
+            deliver(spool, box, "{}", Options(replace=f"r{n}", delay=delay))
+            stopped.wait(0.0015)
+    until(lambda: not spool.schedule.of(box.number))
+    stopped.set()
+    sweeper.join()
+    keys = [page.extra["replace"] for page in box.waiting()]
+    assert len(keys) == len(set(keys)) == 100
+
+
+def test_what_is_remembered_of_pages_goes_with_them(spool: Spool) -> None:
+    box = spool.mailbox(number(new_key()))
+    for _ in range(5):
+        id = deliver(spool, box, "{}", Options(expires=3600)).id
+        page = box.claim(60)
+        assert page is not None
+        assert box.acknowledge(page.name)
+        assert not box.lease(page.name, 60)
+        assert not box.release(page.name)
+        assert not box.acknowledge(page.name)
+    id = deliver(spool, box, "{}", Options(expires=0.01)).id
+    os.unlink(spool.path("new", box.number, f"{id}.json"))
+    until(lambda: len(spool.agenda) == 0 or spool.come_due())
+    assert (len(spool.agenda), box._expiring, box._lease_marks) == (0, {}, {})
 
 
 # All of them

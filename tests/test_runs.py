@@ -273,6 +273,14 @@ def test_a_report_that_is_refused_sets_no_switch(start_relay: Callable[..., Rela
     assert relay.lease(key, "timeout=1.5") == []
 
 
+def test_a_report_for_which_there_is_a_place_is_not_refused(start_relay: Callable[..., Relay], key: str) -> None:
+    relay = start_relay(MAX_MESSAGES_PER_MAILBOX=3)
+    report(relay, key, expect="1h")
+    relay.notify(key, "another")
+    report(relay, key, expect="1h", body=b"still there")  # one more page, and its switch instead of the old one
+    assert relay.notify(key, "x").status_code == 429
+
+
 def test_that_a_run_recovered_is_not_forgotten_when_its_report_is_refused(
     start_relay: Callable[..., Relay], key: str
 ) -> None:

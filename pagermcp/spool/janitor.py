@@ -8,6 +8,7 @@ import datetime
 import logging
 import math
 import os
+import re
 import shutil
 import threading
 import time
@@ -20,9 +21,10 @@ from pagermcp.spool.agenda import Entry
 from pagermcp.spool.page import PageName, now
 from pagermcp.spool.runs import forget_run
 from pagermcp.spool.sending import KEY_HOURS
-from pagermcp.spool.spool import Spool
+from pagermcp.spool.spool import Busy, Spool
 
 PASS_SECONDS = 60.0
+_NUMBER = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _HOUR = 3600.0
 _DAY = 86400.0
 _RUN_DAYS = 60  # twice the longest time in which a run may have to report
@@ -154,12 +156,12 @@ class Janitor:
 
     def _for_each(self, state: str, act: Callable[[str], None]) -> None:
         """Do something for every folder in new/ or leased/; one for which it fails must not keep the others from it."""
-        for number in files.names(self._spool.path(state)):
+        for number in filter(_NUMBER.fullmatch, files.names(self._spool.path(state))):
             try:
                 act(number)
             except FileNotFoundError:
                 continue  # it went meanwhile
-            except OSError as error:
+            except (OSError, Busy) as error:
                 if number not in self._left_alone:
                     log.warning("%s could not be tidied: %s", number, error)
                 self._left_alone.add(number)

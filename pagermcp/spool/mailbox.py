@@ -79,7 +79,7 @@ class Mailbox:
         self._read_mark = spool.path("read", number)
         self._noted_read = -math.inf
         self._last_read: datetime.datetime | None = None
-        self._expiring: dict[str, str] = {}  # until when, of pages that have not ended
+        self._expiring: dict[str, float] = {}  # when pages expire that have not ended, in monotonic time
         self._lock = threading.Lock()
         self._lease_marks: dict[str, int] = {}  # mtimes of leased files as this process set or saw them
         self._writing = 0  # deliveries that hold a place but are not in new/ yet
@@ -100,7 +100,9 @@ class Mailbox:
         be written (and is not there)."""
         self._take_place(frees)
         name = self._write(payload, extra, lambda temporary: self._link(temporary, id), self._sync)
-        self.note_expiry(name.id, extra.get("expires_at"))
+        if "expires_at" in extra:
+            self.note_expiry(name.id, extra["expires_at"])
+            self._forget_ended(name.id)  # a reader may have been faster
         return name.id
 
     def schedule(self, payload: str, seconds: float, *, id: str | None = None, frees: int = 0, **extra: object) -> Due:
@@ -116,9 +118,8 @@ class Mailbox:
         def sync(due: Due) -> None:
             try:
                 files.sync_directory(self._spool.path("scheduled"))
-            except OSError:
-                files.remove(self._spool.path("scheduled", due.file))
-                raise
+            except OSError as error:
+                self._take_back(self._spool.path("scheduled", due.file), error)
 
         self._write(payload, extra, link, sync)
         self._spool.schedule.add(due, seconds)
@@ -166,7 +167,7 @@ class Mailbox:
         for attempt in range(_LINK_TRIES):
             name = PageName(id or self._next_id(), 1)
             try:
-                files.make_directory(self._leased, self._mode)  # while there is room: what waits must be takeable
+                self._make(self._leased)  # while there is room: what waits must be takeable
                 files.link(temporary, f"{self._new}/{name.file}")
                 return name
             except FileExistsError:
@@ -184,9 +185,17 @@ class Mailbox:
                 files.sync_directory(os.path.dirname(self._new))
                 self._parent_synced = True
         except OSError as error:
-            if not files.remove(f"{self._new}/{name.file}"):
-                raise DeliveredMaybe from error
-            raise
+            self._take_back(f"{self._new}/{name.file}", error)
+
+    def _take_back(self, path: str, error: OSError) -> None:
+        """Remove a page again that could not be made durable, and raise the error, or DeliveredMaybe."""
+        try:
+            if files.remove(path):
+                raise error
+        except OSError as second:
+            if second is error:
+                raise
+        raise DeliveredMaybe from error
 
     def _next_id(self) -> str:
         after = max(time.time_ns() // 1000, self._newest + 1)
@@ -197,17 +206,19 @@ class Mailbox:
         """Make the mailbox; False when it exists. Raises OSError.
 
         When the spool is gone, that too: it may be on a disk that will be back, so nothing is begun in its place."""
-        try:
-            made = files.make_directory(self._new, self._mode)
-        except FileNotFoundError:
-            if not os.path.exists(self._spool.path("FORMAT")):
-                raise
-            files.make_directory(os.path.dirname(self._new), self._mode)
-            made = files.make_directory(self._new, self._mode)
-        if not made:
+        if not self._make(self._new):
             return False
         self._parent_synced = False
         return True
+
+    def _make(self, folder: str) -> bool:
+        try:
+            return files.make_directory(folder, self._mode)
+        except FileNotFoundError:
+            if not os.path.exists(self._spool.path("FORMAT")):
+                raise
+            files.make_directory(os.path.dirname(folder), self._mode)
+            return files.make_directory(folder, self._mode)
 
     # Reading
 
@@ -280,6 +291,8 @@ class Mailbox:
         return int(name.id)
 
     def _expired(self, page: Page) -> bool:
+        if page.id in self._expiring:
+            return time.monotonic() >= self._expiring[page.id]
         return "expires_at" in page.extra and self._spool.clock.now() >= moment(page.extra["expires_at"])
 
     def changed(self) -> bool:
@@ -409,13 +422,23 @@ class Mailbox:
         for name in filter(None, map(PageName.parse, files.names(self._new))):
             if name.id == id:
                 self.expire(name)
+        self._forget_ended(id)
 
-    def note_expiry(self, id: str, expires_at: object) -> None:
-        """Let the page expire in time, if it is still waiting then, or waits again."""
-        if isinstance(expires_at, str):
-            self._expiring[id] = expires_at
-            left = (moment(expires_at) - self._spool.clock.now()).total_seconds()
+    def note_expiry(self, id: str, expires_at: object = None) -> None:
+        """Let the page expire in time, if it is still waiting then, or waits again. Once noted it stays so, also when
+        the clock is set."""
+        if id not in self._expiring and isinstance(expires_at, str):
+            self._expiring[id] = time.monotonic() + (moment(expires_at) - now()).total_seconds()
+        if id in self._expiring:
+            left = self._expiring[id] - time.monotonic()
             self._spool.agenda.put(Entry("expiry", self.number, f"{id}.json"), left)
+
+    def _forget_ended(self, id: str) -> None:
+        """Forget when a page expires that is not here any more."""
+        here = files.names(self._new) + files.names(self._leased)
+        if not any(file.startswith(id) for file in here):
+            self._expiring.pop(id, None)
+            self._spool.agenda.drop(Entry("expiry", self.number, f"{id}.json"))
 
     def lease(self, name: PageName, seconds: float) -> bool:
         """Let the lease of a leased page run out in so many seconds from now; False when it is not leased any more."""
@@ -436,11 +459,13 @@ class Mailbox:
     def _await_end(self, name: PageName) -> bool:
         """Note when the lease of a page ends, as its file says; False when it has ended."""
         try:
-            left, mark = self._lease_left(name), self._mtime(name)
+            status = os.stat(self._at("leased", name), follow_symlinks=False)  # once, since it may change meanwhile
         except FileNotFoundError:
             return False
+        ends = max(status.st_mtime, status.st_ctime + SETTLED_SECONDS)  # claimed, but the lease not written yet
+        left = min(ends - time.time(), LONGEST_LEASE)
         if left > 0:
-            self._lease_marks[name.file] = mark
+            self._lease_marks[name.file] = status.st_mtime_ns
             self._spool.agenda.put(Entry("lease", self.number, name.file), left)
         return left > 0
 
@@ -453,13 +478,16 @@ class Mailbox:
         """Set a leased page's mtime: when its lease ends, since when it waits again, or when it was archived."""
         mark = time.time_ns() + int(seconds * 1e9)
         self._lease_marks[name.file] = mark
-        return files.stamp(self._at("leased", name), mark)
+        if files.stamp(self._at("leased", name), mark):
+            return True
+        self._lease_marks.pop(name.file, None)
+        return False
 
     def _leave_leased(self, name: PageName, target: str) -> bool:
         moved = files.move(self._at("leased", name), target, self._mode)
         self._forget_lease(name)
         if target.startswith(self._new):
-            self.note_expiry(name.id, self._expiring.get(name.id))
+            self.note_expiry(name.id)
         else:
             self._expiring.pop(name.id, None)
         return moved
@@ -610,12 +638,12 @@ class Mailbox:
             if later != path and files.same(path, later):  # two names of one file; a copy is another page
                 log.warning("%s: %s was there twice after an unclean stop; the later state stays", self.number, name.id)
                 files.remove(path)
-            elif state == "leased":
+                continue
+            with contextlib.suppress(OSError, BadPage):  # which is found out when it is read
+                page = read_page(name, files.read(path, self._spool.max_page_bytes)[0])
+                self.note_expiry(name.id, page.extra.get("expires_at"))
+            if state == "leased":
                 self.return_strange_lease(name)
-            else:
-                with contextlib.suppress(OSError, BadPage):  # which is found out when it is read
-                    page = read_page(name, files.read(path, self._spool.max_page_bytes)[0])
-                    self.note_expiry(name.id, page.extra.get("expires_at"))
         ids = [newest, *(int(id) for id in latest)]
         for due in self._spool.schedule.of(self.number):
             path = self._spool.path("scheduled", due.file)
@@ -654,14 +682,6 @@ class Mailbox:
         except OSError:
             return False
         return int(id) <= written + _FUTURE_MICROSECONDS
-
-    def _lease_left(self, name: PageName) -> float:
-        """Seconds that a lease has left by its file's times, which is all that other processes know of it.
-
-        Raises FileNotFoundError when it is no more."""
-        status = os.stat(self._at("leased", name), follow_symlinks=False)
-        ends = max(status.st_mtime, status.st_ctime + SETTLED_SECONDS)  # claimed, but the lease not written yet
-        return min(ends - time.time(), LONGEST_LEASE)
 
 
 def _day(id: str) -> str:

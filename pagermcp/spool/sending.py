@@ -125,7 +125,7 @@ def _report(spool: "Spool", mailbox: Mailbox, payload: str, options: Options, em
     sent = Sent(None)
     try:
         if not empty or run.given_up:
-            sent = _deliver(spool, mailbox, payload, options, reserved, 0 if due else run.places, **extra)
+            sent = _deliver(spool, mailbox, payload, options, reserved, run.places, **extra)
     except Exception:
         if due:
             run.drop(due)
@@ -174,13 +174,14 @@ def _deliver(
 
 
 def _waiting_with(spool: "Spool", mailbox: Mailbox, replace: object) -> list[PageName | Due]:
-    found: list[PageName | Due] = [page.name for page in mailbox.waiting() if page.extra.get("replace") == replace]
+    found: dict[PageName, PageName | Due] = {}
     spool.schedule.refresh()
-    for due in spool.schedule.of(mailbox.number):
+    for due in spool.schedule.of(mailbox.number):  # first, since one may come due and wait just now
         page = scheduled_page(spool, due)
         if page and page.extra.get("replace") == replace:
-            found.append(due)
-    return found
+            found[due.page] = due
+    found |= {page.name: page.name for page in mailbox.waiting() if page.extra.get("replace") == replace}
+    return list(found.values())
 
 
 def _name(page: PageName | Due) -> PageName:

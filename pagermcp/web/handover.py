@@ -52,9 +52,15 @@ class Handover:
                 number, id = self._mailbox.number, page.id
                 log.exception("%s: %s was handed over but not archived; it comes again", number, id)
 
+    def _withdraw(self, page: Page) -> bool:
+        try:
+            return self._mailbox.withdraw(page.name)
+        except OSError:  # it comes back when its lease runs out
+            log.exception("%s: %s could not be withdrawn", self._mailbox.number, page.id)
+            return False
+
     def close(self) -> None:
-        withdrawn = [not self._written and self._mailbox.withdraw(page.name) for page in self._pages]
-        if any(withdrawn):
+        if not self._written and any([self._withdraw(page) for page in self._pages]):  # noqa: C419 - all of them
             self._relay.switchboard.ring(self._mailbox.number)
 
 

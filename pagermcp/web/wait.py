@@ -128,7 +128,7 @@ class Wait:
                 raise WaitEnded(Refused(503, "stopping", "the relay is stopping", "ask again", retry_after=1))
             pages = self._claim()
             if pages:
-                if self._relay.switchboard.waiting(self._mailbox.number) > 1 and self._mailbox.queued():
+                if self._relay.switchboard.waiting(self._mailbox.number) > 1:
                     self._relay.switchboard.ring(self._mailbox.number)  # one ring may have stood for several pages
                 return pages
             if time.monotonic() >= until:
@@ -141,7 +141,12 @@ class Wait:
         lease = self._terms.lease or HANDOVER_SECONDS
         pages: list[Page] = []
         while len(pages) < self._terms.most:
-            page = self._mailbox.claim(lease, self._terms.max_age)
+            try:
+                page = self._mailbox.claim(lease, self._terms.max_age)
+            except OSError:
+                if pages:  # they are his now; the next wait meets the error
+                    break
+                raise
             if page is None:
                 break
             pages.append(page)
