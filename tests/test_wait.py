@@ -57,11 +57,16 @@ def test_each_of_many_waiters_gets_a_page_of_its_own(relay: Relay, key: str) -> 
     assert {one.result(20).json()["id"] for one in waiting} == ids
 
 
+def bring(source: Path, mailbox: Path) -> None:
+    """One by one: `mv a b c folder/` looks at each again afterwards, and complains when a reader was faster."""
+    subprocess.run(["sh", "-c", 'for page in "$1"/?.json; do mv "$page" "$2"; done', "sh", source, mailbox], check=True)
+
+
 def test_several_pages_brought_at_once_wake_as_many_waiters(relay: Relay, key: str, tmp_path: Path) -> None:
     waiting = [relay.start_waiting(key) for _ in range(5)]
     for n in range(5):
         (tmp_path / f"{n}.json").write_text(f'{{"n":{n}}}')
-    subprocess.run(["mv", *tmp_path.glob("?.json"), relay.new(key)], check=True)
+    bring(tmp_path, relay.new(key))
     assert sorted(one.result(20).json()["n"] for one in waiting) == [0, 1, 2, 3, 4]
 
 
@@ -299,8 +304,7 @@ def test_a_wait_whose_page_cannot_be_given_back_still_gives_back_its_place(
 
     with monkeypatch.context() as patch:
         patch.setattr(services.spool.mailbox(number(key)), "withdraw", fail)
-        with pytest.raises(OSError, match="Input/output"):
-            answer.close()
+        answer.close()
     assert services.switchboard.numbers() == []
     assert services.waits.acquire(blocking=False)
 
@@ -313,6 +317,6 @@ def test_without_watching_one_look_wakes_as_many_waiters_as_there_are_pages(
     began = time.monotonic()
     for n in range(5):
         (tmp_path / f"{n}.json").write_text(f'{{"n":{n}}}')
-    subprocess.run(["mv", *tmp_path.glob("?.json"), relay.new(key)], check=True)
+    bring(tmp_path, relay.new(key))
     assert sorted(one.result(20).json()["n"] for one in waiting) == [0, 1, 2, 3, 4]
     assert time.monotonic() - began < 6  # and not 2 s for each
