@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 Watch = Literal["auto", "observer", "off"]
+OpenRoom = Literal["", "open"]
 
 
 class InvalidSetting(ValueError):
@@ -70,6 +71,15 @@ class Settings:
     )
     min_free_bytes: int = _setting(
         64 << 20, "PAGERMCP_MIN_FREE_BYTES", "Posts are refused with 507 when the disk has less room than this."
+    )
+    room: OpenRoom = _setting(
+        "",
+        "PAGERMCP_ROOM",
+        "open: there is one room that needs no key, for whoever reaches the relay.",
+        choices=("open",),
+    )
+    room_ttl_hours: float = _setting(
+        24, "PAGERMCP_ROOM_TTL_HOURS", "A room's messages older than this are in its archive.", high=876000
     )
     public_url: str = _setting(
         "",

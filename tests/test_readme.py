@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from conftest import REPOSITORY, Relay, clean_environment, require, until
@@ -14,8 +15,9 @@ def test_the_two_commands_it_asks_for_are_serve_and_test() -> None:
     assert [block for block in BLOCKS if "./dev" in block] == ["./dev serve\n", "./dev test\n"]
 
 
-def test_every_other_command_works(relay: Relay, tmp_path: Path) -> None:
+def test_every_other_command_works(start_relay: Callable[..., Relay], tmp_path: Path) -> None:
     require("curl", "curl")
+    relay = start_relay(tmp_path / "relay", PAGERMCP_ROOM="open")  # as ./dev serve does
     (tmp_path / "spool").symlink_to(relay.spool)
 
     def start(block: str) -> "subprocess.Popen[str]":
@@ -36,7 +38,7 @@ def test_every_other_command_works(relay: Relay, tmp_path: Path) -> None:
         return output
 
     wait, page, archive, number, by_header, by_path, by_mv, *rest = (b for b in BLOCKS if "./dev" not in b)
-    options, script, read, lease, cat = rest
+    options, script, read, lease, install, talk, cat = rest
     with start(wait) as waiting:
         until((tmp_path / ".pager_session").exists)
         until(lambda: list(relay.spool.glob("new/*")))
@@ -69,4 +71,8 @@ def test_every_other_command_works(relay: Relay, tmp_path: Path) -> None:
     assert json.loads(acknowledged)["acknowledged"] == [json.loads(receipt)["id"]]
     assert json.loads(receipt)["outcome"] == "acknowledged"
     until(lambda: len(list(relay.spool.glob("leased/*/*"))) == 3)
+    assert run(install).count("would write") == 4
+    said, heard, agents = map(json.loads, run(talk).splitlines())
+    assert heard["messages"] == [said]
+    assert {agent["name"] for agent in agents["agents"]} == {"desktop", "vps"}
     assert json.loads(run(cat))["payload"]

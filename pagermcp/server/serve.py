@@ -30,6 +30,7 @@ import pagermcp
 from pagermcp.address import redact
 from pagermcp.settings import Settings
 from pagermcp.spool import Janitor, Spool, SpoolRefused
+from pagermcp.spool.room import OPEN_ROOM
 from pagermcp.waking import Sweep, Switchboard, make_watcher
 from pagermcp.web import create_app
 from pagermcp.web.errors import error_body
@@ -64,6 +65,7 @@ def serve(settings: Settings, command: str) -> None:
             max_messages=settings.max_messages_per_mailbox,
             max_message_bytes=settings.max_message_bytes,
             min_free_bytes=settings.min_free_bytes,
+            room_hours=settings.room_ttl_hours,
         )
     except SpoolRefused as error:
         raise ServeFailed(str(error)) from error
@@ -71,6 +73,8 @@ def serve(settings: Settings, command: str) -> None:
     try:
         with lock:
             spool.recover()
+            if settings.room == "open":
+                spool.room(OPEN_ROOM).make()
             _serve(settings, spool, command)
     except Timeout:
         raise ServeFailed(f"another relay serves {spool.root}: stop it, or name another folder with DATA_DIR") from None

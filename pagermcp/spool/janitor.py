@@ -112,6 +112,7 @@ class Janitor:
         clock.check()
         if clock.may_age:
             self._for_each("leased", self._return_leases)
+            self._for_each("rooms", lambda number: self._spool.room(number).tidy())
             if time.monotonic() >= self._walk_due:
                 self._walk()
                 if clock.may_delete:
@@ -215,6 +216,8 @@ class Janitor:
         oldest: dict[str, int] = {}
 
         def look(number: str) -> None:
+            if self._spool.is_room(number):  # which tells itself what is too old
+                return
             path = self._spool.path("new", number)
             mtime = os.stat(path).st_mtime
             if mtime >= unchanged_since:
@@ -257,8 +260,13 @@ class Janitor:
 
     def _delete(self, day: str) -> None:
         for state in ("archive", "dead"):
+            folder = self._spool.path(state, day)
+            rooms = [number for number in files.names(folder) if self._spool.is_room(number)]  # they keep everything
             try:
-                shutil.rmtree(self._spool.path(state, day))
+                for number in set(files.names(folder)) - set(rooms) if rooms else ():
+                    shutil.rmtree(f"{folder}/{number}")
+                if not rooms:
+                    shutil.rmtree(folder)
                 log.info("deleted %s/%s", state, day)
             except FileNotFoundError:
                 continue

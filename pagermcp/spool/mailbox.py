@@ -92,13 +92,15 @@ class Mailbox:
 
     # Delivering
 
-    def deliver(self, payload: str, *, id: str | None = None, frees: int = 0, **extra: object) -> str:
+    def deliver(
+        self, payload: str, *, id: str | None = None, frees: int = 0, bounded: bool = True, **extra: object
+    ) -> str:
         """Write a page durably and show it to readers; its id. `payload` is JSON that `parse_payload` accepts.
 
-        id: one that `next_id` gave, and that is nowhere yet; frees: how many places will be free by this page; extra:
-        what to note beside the payload. Raises MailboxFull, SpoolFull, DeliveredMaybe, and OSError when it could not
-        be written (and is not there)."""
-        self._take_place(frees)
+        id: one that `next_id` gave, and that is nowhere yet; frees: how many places will be free by this page; bounded:
+        whether the limit counts; extra: what to note beside the payload. Raises MailboxFull, SpoolFull, DeliveredMaybe,
+        and OSError when it could not be written (and is not there)."""
+        self._take_place(frees, bounded)
         name = self._write(payload, extra, lambda temporary: self._link(temporary, id), self._sync)
         if "expires_at" in extra:
             self.note_expiry(name.id, extra["expires_at"])
@@ -130,9 +132,17 @@ class Mailbox:
         with self._lock:
             return self._next_id()
 
-    def _take_place(self, frees: int = 0) -> None:
+    def ids_after(self, *ids: int) -> None:
+        """Give out only ids that are higher than these."""
+        with self._lock:
+            self._newest = max(self._newest, *ids)
+
+    def _take_place(self, frees: int = 0, bounded: bool = True) -> None:
         self._spool.check_room()
-        if not self._has_place(frees):
+        if not bounded:
+            with self._lock:
+                self._writing += 1
+        elif not self._has_place(frees):
             self.expire_waiting()
             if not self._has_place(frees):
                 raise MailboxFull
@@ -233,7 +243,7 @@ class Mailbox:
     def waiting(self) -> list[Page]:
         """All waiting pages, oldest first; takes nothing. Raises OSError."""
         pages = []
-        for name in self._look():
+        for name in self.look():
             page, _ = self._read(name)
             if page is not None and not self._expired(page):
                 pages.append(page)
@@ -266,7 +276,7 @@ class Mailbox:
         except FileNotFoundError:
             return None
         self._seen = (seen, time.time_ns())
-        for name in sorted(self._look(), key=self._waits_since):
+        for name in sorted(self.look(), key=self._waits_since):
             page, reason = self._read(name)
             if page and (self._expired(page) or int(self._spool.clock.age(page.since)) > max_age):
                 self.expire(name)
@@ -311,7 +321,7 @@ class Mailbox:
                 self._named_by_events.clear()
             self._named_by_events.add(name)
 
-    def _look(self) -> list[PageName]:
+    def look(self) -> list[PageName]:
         """The names of waiting pages, oldest first, after taking in what a shell brought."""
         self.settles_at = math.inf
         self.unreadable = set()
@@ -326,7 +336,7 @@ class Mailbox:
             elif self._adopt(file):
                 adopted = True
         if adopted:
-            return self._look()
+            return self.look()
         return sorted(pages)
 
     def _read(self, name: PageName) -> tuple[Page | None, str | None]:
@@ -362,6 +372,10 @@ class Mailbox:
     def expire(self, name: PageName) -> bool:
         """Move a page that waits for too long to today's archive as expired; False when it does not wait any more."""
         return self._archive(self._at("new", name), name, ".expired")
+
+    def archive_cleared(self, name: PageName) -> bool:
+        """Move a room's message that was cleared to today's archive; False when it is gone."""
+        return self._archive(self._at("new", name), name, ".cleared")
 
     def replace(self, page: PageName | Due) -> bool:
         """Move a waiting or scheduled page, for which there is a newer one, to the archive; False when it is gone."""
@@ -412,7 +426,7 @@ class Mailbox:
 
     def expire_waiting(self, before: datetime.datetime | None = None) -> None:
         """Move waiting pages that have expired, or that wait since before some time, to the archive. Raises OSError."""
-        for name in self._look():
+        for name in self.look():
             page, _ = self._read(name)
             if page and (self._expired(page) or (before and self._waited_since(page) < before)):
                 self.expire(name)

@@ -9,7 +9,7 @@ import contextlib
 import datetime
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pagermcp.spool import files
 from pagermcp.spool.mailbox import DeliveredMaybe, Mailbox
@@ -116,7 +116,7 @@ def _report(spool: "Spool", mailbox: Mailbox, payload: str, options: Options, em
         return _deliver(spool, mailbox, payload, options, reserved)
     run = Run(spool, mailbox, options.run)
     due = None if options.expect is None else run.prepare(options.expect, None if empty else payload)
-    extra: dict[str, object] = {}
+    extra: dict[str, Any] = {}
     if run.given_up:
         extra = {"recovered": True, "late_seconds": int(run.late)}
         if empty:  # then the reader, who was told that the run is lost, is told by the relay
@@ -149,7 +149,7 @@ def _deliver(
     options: Options,
     reserved: _Reserved,
     frees: int = 0,
-    **extra: object,
+    **extra: Any,
 ) -> Sent:
     replaced: list[PageName | Due] = []
     if options.expires is not None:

@@ -20,6 +20,7 @@ from pagermcp.spool.agenda import Agenda, Entry
 from pagermcp.spool.clock import Clock
 from pagermcp.spool.mailbox import Mailbox
 from pagermcp.spool.page import PageName
+from pagermcp.spool.room import OPEN_ROOM, Room
 from pagermcp.spool.runs import come_due
 from pagermcp.spool.schedule import Due, Schedule
 
@@ -30,11 +31,13 @@ new/<number>/<id>.json                   waiting; one directory a mailbox
 leased/<number>/<id>.json                handed to a reader and not acknowledged; mtime is when that lease runs out
 scheduled/<due>-<number>-<id>.json       not due yet: delayed pages, and what is paged unless a run reports in time
 archive/<YYYY-MM-DD>/<number>/<id>.json  acknowledged that day (UTC); <id>.expired.json came too late for its reader,
-                                         <id>.replaced.json was replaced by a newer one before it was read
+                                         <id>.replaced.json was replaced by a newer one before it was read,
+                                         <id>.cleared.json was cleared out of its room
 dead/<YYYY-MM-DD>/<number>/<id>.json     was no page, or handed out five times in vain; <id>.why says it
 keys/<number>/<sha256>.json              idempotency keys of the last 24 hours, with the page each one brought
 runs/<number>/<sha256>.json              runs that are to report again, with the file in scheduled/ that says until when
 read/<number>                            mtime is when the mailbox was last read
+rooms/<number>/                          a room: agents/<name>.json, and cleared, the last message that was cleared away
 tmp/                                     being written
 relay.lock, janitor.lock                 held by the relay, and by the process that tidies up; janitor.last: when it did
 
@@ -44,7 +47,7 @@ A JSON file moved into new/<number>/ is a page: mv page.json new/<number>/
 Look with ls and cat. Pages may be removed with rm; the relay minds neither.
 """
 
-_DIRECTORIES = ("new", "leased", "scheduled", "archive", "dead", "keys", "runs", "read", "tmp")
+_DIRECTORIES = ("new", "leased", "scheduled", "archive", "dead", "keys", "runs", "read", "rooms", "tmp")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _ADOPTED = "adopt-"
 _ADOPTED_NAME = re.compile(rf"{_ADOPTED}([0-9a-f-]{{36}})-(.+)", re.ASCII)
@@ -77,6 +80,7 @@ class Spool:
     """A spool directory, made when it is missing. Raises SpoolRefused.
 
     max_messages: pages in one mailbox; max_message_bytes: of a body; min_free_bytes: kept free on the disk;
+    room_hours: how long a room's messages are active;
     worker: 0 to 15, different in each process on one spool."""
 
     def __init__(
@@ -86,6 +90,7 @@ class Spool:
         max_messages: int = 128,
         max_message_bytes: int = 65536,
         min_free_bytes: int = 0,
+        room_hours: float = 24,
         worker: int = 0,
     ) -> None:
         self.root = os.path.realpath(root)
@@ -98,7 +103,9 @@ class Spool:
         self.clock = Clock()
         self.agenda = Agenda()
         self._min_free_bytes = min_free_bytes
+        self.room_hours = room_hours
         self._mailboxes: dict[str, Mailbox] = {}
+        self._rooms: dict[str, Room] = {}
         self._lock = threading.Lock()
         self._alone = [threading.Lock() for _ in range(_LOCKS)]
         try:
@@ -120,6 +127,18 @@ class Spool:
                 self._mailboxes[number] = mailbox
         return mailbox
 
+    def room(self, number: str) -> Room:
+        """The room of a number; the mailbox may not be one (`Room.exists`). Raises OSError."""
+        mailbox = self.mailbox(number)
+        with self._lock:
+            room = self._rooms.get(number)
+            if room is None or room.mailbox is not mailbox:
+                room = self._rooms[number] = Room(self, mailbox)
+            return room
+
+    def is_room(self, number: str) -> bool:
+        return number == OPEN_ROOM or os.path.isdir(self.path("rooms", number))
+
     def forget_removed(self, waiting: Callable[[str], int]) -> None:
         """Drop what is remembered of mailboxes that are not there (any more); the next use is a first contact again.
 
@@ -127,6 +146,7 @@ class Spool:
         for number in list(self._mailboxes):
             if not waiting(number) and not os.path.lexists(self.path("new", number)):
                 self._mailboxes.pop(number, None)
+                self._rooms.pop(number, None)
 
     def temporary(self, adopted: tuple[str, str] | None = None) -> str:
         """A new path in tmp/; for a file taken from a mailbox (number, name), one from which it can be put back."""

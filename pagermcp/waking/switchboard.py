@@ -12,10 +12,12 @@ _GONE_CHECK_SECONDS = 1.0  # a thread that blocks can't be told that its client 
 
 
 class Waiter:
-    """One request that waits for a page. Used by one thread at a time."""
+    """One request that waits for a page. Used by one thread at a time.
 
-    def __init__(self, number: str) -> None:
-        self.number = number
+    taking: it takes pages, or else it reads by a cursor, and all who do are rung; name: who it is, in a room."""
+
+    def __init__(self, number: str, taking: bool = True, name: str | None = None) -> None:
+        self.number, self.taking, self.name = number, taking, name
         self._rung = threading.Event()
 
     def about_to_look(self) -> None:
@@ -48,9 +50,9 @@ class Switchboard:
         self._waiters: dict[str, dict[Waiter, None]] = {}
         self._lock = threading.Lock()
 
-    def enter(self, number: str) -> Waiter:
+    def enter(self, number: str, taking: bool = True, name: str | None = None) -> Waiter:
         """Register a waiter. It must leave again."""
-        waiter = Waiter(number)
+        waiter = Waiter(number, taking, name)
         with self._lock:
             self._waiters.setdefault(number, {})[waiter] = None
         return waiter
@@ -62,15 +64,18 @@ class Switchboard:
             del waiters[waiter]
             if not waiters:
                 del self._waiters[waiter.number]
-        if waiter.rung:
+        if waiter.rung and waiter.taking:
             self.ring(waiter.number)
 
     def ring(self, number: str) -> None:
-        """There may be a page for this number: wake one waiter, the oldest that sleeps."""
+        """There may be a page for this number: wake one who would take it, the oldest that sleeps, and all readers."""
         with self._lock:
+            taken = False
             for waiter in self._waiters.get(number, ()):
-                if waiter.ring():
-                    return
+                if not waiter.taking:
+                    waiter.ring()
+                elif not taken:
+                    taken = waiter.ring()
 
     def ring_all(self) -> None:
         """There may be pages anywhere: wake one waiter of each number."""
@@ -88,6 +93,11 @@ class Switchboard:
     def waiting(self, number: str) -> int:
         """How many wait for this number, in this process."""
         return len(self._waiters.get(number, ()))
+
+    def names(self, number: str) -> set[str]:
+        """Who waits in a room, in this process."""
+        with self._lock:
+            return {waiter.name for waiter in self._waiters.get(number, ()) if waiter.name}
 
     def numbers(self) -> list[str]:
         """The numbers somebody waits for."""

@@ -37,6 +37,20 @@ def unauthorized(message: str) -> Refused:
     return Refused(401, "unauthorized", message, "send -H 'Authorization: Bearer <key or number>'")
 
 
+def no_room(number: str) -> None:
+    """Refuse what can only be done with pages that are taken. Raises Refused."""
+    if services().spool.is_room(number):
+        hint = "say it there: POST /api/messages with the room's key"
+        raise Refused(409, "is_a_room", "this is a room: its messages are read by all, and taken by nobody", hint)
+
+
+def mailbox_to_take_from(reader: uuid.UUID) -> Mailbox:
+    """The same for calls that take pages, or give them back."""
+    mailbox = mailbox_to_read(reader)
+    no_room(mailbox.number)
+    return mailbox
+
+
 def mailbox_to_read(reader: uuid.UUID) -> Mailbox:
     """The mailbox of a key; that it was read is noted. Raises Refused, OSError."""
     if address.is_number(reader):

@@ -2,7 +2,7 @@
 
 from flask import Flask
 
-from pagermcp.web import errors, leases, lookups, mailboxes, sending, site
+from pagermcp.web import errors, leases, lookups, mailboxes, rooms, sending, site
 from pagermcp.web.health import Health
 from pagermcp.web.services import Services
 
@@ -14,6 +14,6 @@ def create_app(relay: Services) -> Flask:
     app.extensions["pagermcp"] = relay
     app.extensions["pagermcp.health"] = Health(relay.spool)
     errors.register(app)
-    for part in (sending, mailboxes, leases, lookups, site):
+    for part in (sending, mailboxes, leases, lookups, rooms, site):
         app.register_blueprint(part.blueprint)
     return app

@@ -15,9 +15,9 @@ MAX_IDS = 100
 _CURLS_DEFAULT = "application/x-www-form-urlencoded"
 
 
-def request_body() -> bytes:
-    """The body of this request. Raises Refused."""
-    limit = services().settings.max_message_bytes
+def request_body(limit: int | None = None) -> bytes:
+    """The body of this request, of at most `limit` bytes, or as many as a page may have. Raises Refused."""
+    limit = limit or services().settings.max_message_bytes
     size = request.content_length or 0
     body = b"" if size > limit else request.get_data(cache=False)
     size = max(size, len(body))
@@ -28,15 +28,20 @@ def request_body() -> bytes:
     return body
 
 
-def listed_ids() -> tuple[list[PageName], dict[str, Any]]:
-    """The handles in this request's `{"ids":[…]}`, each once, and the whole of the object. Raises Refused."""
-    hint = """send {"ids":["<id>"]}, as the page came with it"""
+def json_body(limit: int | None = None, hint: str = "send a JSON object") -> dict[str, Any]:
+    """The JSON object that is the body of this request. Raises Refused."""
     try:
-        body = parse_payload(request_body().decode())
+        return parse_payload(request_body(limit).decode())
     except UnicodeDecodeError as error:
         raise Refused(400, "not_utf8", f"the body is not UTF-8 (byte {error.start})", hint) from None
     except BadPage as error:
         raise Refused(400, "bad_json", str(error), hint) from None
+
+
+def listed_ids() -> tuple[list[PageName], dict[str, Any]]:
+    """The handles in this request's `{"ids":[…]}`, each once, and the whole of the object. Raises Refused."""
+    hint = """send {"ids":["<id>"]}, as the page came with it"""
+    body = json_body(hint=hint)
     ids = body.get("ids")
     if not isinstance(ids, list) or not 1 <= len(ids) <= MAX_IDS:
         raise Refused(400, "bad_parameter", f"ids must be a list of 1 to {MAX_IDS} ids", hint)

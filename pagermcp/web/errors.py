@@ -15,6 +15,7 @@ from pagermcp.address import redact
 from pagermcp.spool import Busy, DeliveredMaybe, KeyReused, MailboxFull, SpoolFull
 from pagermcp.spool.files import DISK_FULL
 from pagermcp.spool.page import to_json
+from pagermcp.spool.room import NotARoom
 from pagermcp.web.services import services
 
 _SAY_SECONDS = 60.0
@@ -90,6 +91,11 @@ def _key_reused(error: Any) -> Refused:
     return Refused(422, "key_reused", message, "use a new key for a new page")
 
 
+def _not_a_room(error: Any) -> Refused:
+    hint = "make another key for the room: POST /mailboxes"
+    return Refused(409, "not_a_room", "this is a mailbox with pages in it, not a room", hint)
+
+
 def _spool_full(error: Any) -> Refused:
     return Refused(507, "disk_full", str(error), "make room on the relay's disk, or send later", retry_after=60)
 
@@ -128,6 +134,7 @@ _REFUSALS: dict[type[Exception], Callable[[Any], Refused]] = {
     MailboxFull: _mailbox_full,
     Busy: _busy,
     KeyReused: _key_reused,
+    NotARoom: _not_a_room,
     SpoolFull: _spool_full,
     DeliveredMaybe: _delivered_maybe,
     OSError: _disk_error,

@@ -9,7 +9,7 @@ from pagermcp.spool import Mailbox, Page
 from pagermcp.spool.mailbox import LONGEST_LEASE
 from pagermcp.spool.page import PageName, now, timestamp
 from pagermcp.spool.whereabouts import find
-from pagermcp.web.access import authorized, mailbox_to_read, no_head
+from pagermcp.web.access import authorized, mailbox_to_take_from, no_head
 from pagermcp.web.answers import answer, line, when, wrapped
 from pagermcp.web.body import MAX_IDS, handle_in, listed_ids
 from pagermcp.web.errors import Refused
@@ -28,7 +28,7 @@ blueprint = Blueprint("leases", __name__)
 def wait() -> Response:
     """Lease pages, or take them, as soon as there are any; an empty list when none come in time."""
     no_head()
-    relay, mailbox = services(), mailbox_to_read(authorized())
+    relay, mailbox = services(), mailbox_to_take_from(authorized())
     asked = number("timeout", 50, low=0)
     timeout = min(asked, LONGEST_TIMEOUT)
     lease = number("lease", 0, low=0, high=LONGEST_LEASE)
@@ -59,7 +59,7 @@ def wait() -> Response:
 @blueprint.post("/ack")
 def acknowledge() -> Response:
     """Be done with leased pages. Twice is as good as once."""
-    mailbox = mailbox_to_read(authorized())
+    mailbox = mailbox_to_take_from(authorized())
     names, _ = listed_ids()
     return answer({"acknowledged": _each(mailbox, names, "acknowledged", mailbox.acknowledge)})
 
@@ -67,7 +67,7 @@ def acknowledge() -> Response:
 @blueprint.post("/release")
 def release() -> Response:
     """Give leased pages back, now or for later."""
-    mailbox = mailbox_to_read(authorized())
+    mailbox = mailbox_to_take_from(authorized())
     names, body = listed_ids()
     delay = _seconds(body.get("delay", 0), "delay", 0, LONGEST_DELAY)
     released = _each(mailbox, names, "released", lambda name: mailbox.release(name, delay))
@@ -78,7 +78,7 @@ def release() -> Response:
 @blueprint.post("/extend")
 def extend() -> Response:
     """Let leases run out later, counted from now."""
-    mailbox = mailbox_to_read(authorized())
+    mailbox = mailbox_to_take_from(authorized())
     names, body = listed_ids()
     seconds = _seconds(body.get("lease", 60), "lease", 1, LONGEST_LEASE)
     ends = timestamp(now() + datetime.timedelta(seconds=seconds))

@@ -9,7 +9,7 @@ from pagermcp.address import redact
 from pagermcp.spool import BadPage, DeliveredMaybe, MailboxFull, Page, SpoolFull
 from pagermcp.spool.page import PageName, to_json
 from pagermcp.spool.whereabouts import STATES, Place, find, listing
-from pagermcp.web.access import authorized, mailbox_to_read
+from pagermcp.web.access import authorized, mailbox_to_read, mailbox_to_take_from
 from pagermcp.web.answers import answer, when, wrapped
 from pagermcp.web.body import handle_in, listed_ids
 from pagermcp.web.errors import Refused, refusal
@@ -68,7 +68,7 @@ def receipt(id: str) -> Response:
 @blueprint.post("/replay")
 def replay() -> Response:
     """Send copies of archived or dead pages to this mailbox."""
-    mailbox = mailbox_to_read(authorized())
+    mailbox = mailbox_to_take_from(authorized())
     names, _ = listed_ids()
     originals = []
     for id in dict.fromkeys(name.id for name in names):

@@ -7,7 +7,7 @@ from flask import Blueprint, Response, request
 
 from pagermcp import address
 from pagermcp.spool import Page, Spool
-from pagermcp.web.access import address_in, mailbox_to_read, no_head
+from pagermcp.web.access import address_in, mailbox_to_read, mailbox_to_take_from, no_head
 from pagermcp.web.answers import NO_STORE, answer, flat, line
 from pagermcp.web.errors import Refused
 from pagermcp.web.handover import HANDOVER_SECONDS, Handover, flushed_by
@@ -37,7 +37,7 @@ def messages(key: str) -> Response:
 @blueprint.post("/mailboxes/<key>/consume")
 def consume(key: str) -> Response:
     """Take the oldest page, or null."""
-    mailbox = mailbox_to_read(address_in(key))
+    mailbox = mailbox_to_take_from(address_in(key))
     page = mailbox.claim(HANDOVER_SECONDS)
     if page is None:
         return answer({"message": None})
@@ -51,7 +51,7 @@ def consume(key: str) -> Response:
 def wait(key: str) -> Response:
     """Take the oldest page as soon as there is one."""
     no_head()
-    relay, mailbox = services(), mailbox_to_read(address_in(key))
+    relay, mailbox = services(), mailbox_to_take_from(address_in(key))
     timeout = relay.settings.wait_timeout_seconds
 
     def form(pages: list[Page]) -> tuple[bytes, dict[str, str]]:

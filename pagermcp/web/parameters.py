@@ -13,7 +13,7 @@ LONGEST_EXPECT = 30 * 86400.0
 
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([smhd]?)", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{0,9})?", re.ASCII)
-_WHOLE = re.compile(r"[0-9]{1,15}", re.ASCII)
+_WHOLE = re.compile(r"[0-9]{1,16}", re.ASCII)
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SECRET = re.compile(r"[^,\x00-\x1f\x7f]{1,255}")
 _NAMES = ("idempotency-key", "delay", "expires", "replace", "run", "expect")

@@ -8,7 +8,7 @@ from flask import Blueprint, Response, request
 
 from pagermcp import address
 from pagermcp.spool import send
-from pagermcp.web.access import address_in, authorized, unauthorized
+from pagermcp.web.access import address_in, authorized, no_room, unauthorized
 from pagermcp.web.answers import answer, when
 from pagermcp.web.body import payload_of, request_body
 from pagermcp.web.errors import Refused
@@ -58,6 +58,7 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
     relay = services()
     options = send_options()
     number = address.number_of(receiver)
+    no_room(number)
     with writing():
         mailbox = relay.spool.mailbox(number)
         waiters = relay.switchboard.waiting(number)

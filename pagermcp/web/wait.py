@@ -10,17 +10,20 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from flask import Response
 
 from pagermcp.spool import Mailbox, Page
+from pagermcp.web.access import no_room
 from pagermcp.web.answers import NO_STORE
 from pagermcp.web.errors import Refused
 from pagermcp.web.handover import HANDOVER_SECONDS, Handover, flushed_by
 from pagermcp.web.services import Services
 
 HEARTBEAT_SECONDS = 20.0
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -49,25 +52,64 @@ class WaitEnded(Exception):
         self.answer = answer
 
 
+class Place:
+    """One of the places for waiting, and a waiter at a mailbox, until it is closed. Raises Refused, OSError.
+
+    taking, name: see `Waiter`."""
+
+    def __init__(
+        self,
+        relay: Services,
+        mailbox: Mailbox,
+        environment: dict[str, Any],
+        taking: bool = True,
+        name: str | None = None,
+    ) -> None:
+        self._relay, self._mailbox = relay, mailbox
+        self._gone: Callable[[], bool] = environment.get("waitress.client_disconnected", lambda: False)
+        if not relay.waits.acquire(blocking=False):
+            raise Refused(503, "too_many_waits", "as many requests wait as may", "try again", retry_after=5)
+        self._waiter = relay.switchboard.enter(mailbox.number, taking, name)
+
+    def wait(self, until: float, look: Callable[[], T]) -> T:
+        """What `look` finds when it finds something, or at the monotonic time `until`. Raises WaitEnded."""
+        while True:
+            if self._gone():
+                hint = "keep it open until the answer has come"
+                # before the look, so that a ring goes to the next
+                raise WaitEnded(Refused(408, "client_gone", "the client closed the connection while it waited", hint))
+            self._waiter.about_to_look()
+            if self._relay.switchboard.draining:
+                # after that, so that its ring is not missed
+                raise WaitEnded(Refused(503, "stopping", "the relay is stopping", "ask again", retry_after=1))
+            found = look()
+            if found or time.monotonic() >= until:
+                return found
+            self._mailbox.make()  # somebody may have removed it
+            self._mailbox.note_read()
+            self._relay.watcher.watch(self._mailbox.number)
+            self._waiter.park(min(until, self._mailbox.settles_at), self._gone)
+
+    def close(self) -> None:
+        self._relay.switchboard.leave(self._waiter)
+        self._relay.waits.release()
+
+
 class Wait:
-    """Holds one of the places for waiting, and a waiter, until it is closed. Raises Refused, OSError."""
+    """A wait for pages, and its answer. Raises Refused, OSError."""
 
     def __init__(self, relay: Services, mailbox: Mailbox, terms: Terms, environment: dict[str, Any]) -> None:
         self._relay, self._mailbox, self._terms = relay, mailbox, terms
-        self._gone: Callable[[], bool] = environment.get("waitress.client_disconnected", lambda: False)
         self._flushed = flushed_by(environment)
         self._until = time.monotonic() + terms.timeout
         self._handover: Handover | None = None
         self._closed = False
-        if not relay.waits.acquire(blocking=False):
-            raise Refused(503, "too_many_waits", "as many requests wait as may", "try again", retry_after=5)
-        self._waiter = relay.switchboard.enter(mailbox.number)
+        self._place = Place(relay, mailbox, environment)
 
     def response(self) -> Response:
         """Wait for a first while, and answer; the answer may go on waiting."""
         try:
-            self._mailbox.make()
-            self._mailbox.note_read()
+            self._mailbox.make()  # so that there is something to watch before the first look
             self._relay.watcher.watch(self._mailbox.number)
             pages = self._next(self._terms.quiet)
             if not pages and time.monotonic() < self._until:
@@ -89,7 +131,7 @@ class Wait:
                 pages = self._next(HEARTBEAT_SECONDS)
                 if pages or time.monotonic() >= self._until:
                     self._take(pages)
-        except WaitEnded:
+        except (WaitEnded, Refused):
             raise ConnectionAbortedError from None  # the server cuts the connection: no final chunk, no blank answer
         except Exception:
             log.exception("%s: a wait is cut", self._mailbox.number)
@@ -104,8 +146,7 @@ class Wait:
             if self._handover is not None:
                 self._handover.close()
         finally:
-            self._relay.switchboard.leave(self._waiter)
-            self._relay.waits.release()
+            self._place.close()
 
     def _take(self, pages: list[Page]) -> tuple[bytes, dict[str, str]]:
         leased = self._terms.lease > 0
@@ -116,30 +157,15 @@ class Wait:
 
     def _next(self, seconds: float) -> list[Page]:
         """The pages whose turn it is; none when none come in time. Raises WaitEnded."""
-        until = min(self._until, time.monotonic() + seconds)
-        while True:
-            if self._gone():
-                hint = "keep it open until the answer has come"
-                # before the look, so that a ring goes to the next
-                raise WaitEnded(Refused(408, "client_gone", "the client closed the connection while it waited", hint))
-            self._waiter.about_to_look()
-            if self._relay.switchboard.draining:
-                # after that, so that its ring is not missed
-                raise WaitEnded(Refused(503, "stopping", "the relay is stopping", "ask again", retry_after=1))
-            pages = self._claim()
-            if pages:
-                if self._relay.switchboard.waiting(self._mailbox.number) > 1:
-                    self._relay.switchboard.ring(self._mailbox.number)  # one ring may have stood for several pages
-                return pages
-            if time.monotonic() >= until:
-                return []
-            self._waiter.park(min(until, self._mailbox.settles_at), self._gone)
-            self._mailbox.note_read()
-            self._mailbox.make()  # somebody may have removed it
+        pages = self._place.wait(min(self._until, time.monotonic() + seconds), self._claim)
+        if pages and self._relay.switchboard.waiting(self._mailbox.number) > 1:
+            self._relay.switchboard.ring(self._mailbox.number)  # one ring may have stood for several pages
+        return pages
 
     def _claim(self) -> list[Page]:
         lease = self._terms.lease or HANDOVER_SECONDS
         pages: list[Page] = []
+        no_room(self._mailbox.number)  # it may have become one meanwhile
         while len(pages) < self._terms.most:
             try:
                 page = self._mailbox.claim(lease, self._terms.max_age)
