@@ -11,8 +11,12 @@ from pagermcp.web.errors import Refused
 from pagermcp.web.health import Health
 from pagermcp.web.services import services
 
-_PAGER_SH = importlib.resources.files("pagermcp") / "share" / "pager.sh"
+_SHARE = importlib.resources.files("pagermcp") / "share"
 _DEFAULT_URL = "http://127.0.0.1:8080"  # what the files in share/ name, so that they also work as they lie there
+_POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 _HOST = re.compile(r"[A-Za-z0-9.:\[\]-]+")
 
 blueprint = Blueprint("site", __name__)
@@ -22,17 +26,42 @@ blueprint = Blueprint("site", __name__)
 def start() -> Response:
     """What this is, with commands that work from where the page is read."""
     page = render_template("start.html", url=own_url(), version=pagermcp.__version__)
-    policy = {
-        "Content-Security-Policy": "default-src 'none'; style-src 'self'; base-uri 'none'; frame-ancestors 'none'"
-    }
-    return Response(page, 200, {**NO_STORE, **policy})
+    return Response(page, 200, {**NO_STORE, "Content-Security-Policy": _POLICY})
+
+
+@blueprint.get("/chat")
+def chat() -> Response:
+    """The room, for people."""
+    return Response(render_template("chat.html"), 200, {**NO_STORE, "Content-Security-Policy": _POLICY})
 
 
 @blueprint.get("/sample/pager.sh")
 def pager_sh() -> Response:
     """The shell script that pages about a command, which knows this relay."""
-    script = _PAGER_SH.read_text().replace(_DEFAULT_URL, own_url())
-    return Response(script, 200, NO_STORE, content_type="text/x-shellscript; charset=utf-8")
+    return _shared("pager.sh", "text/x-shellscript")
+
+
+@blueprint.get("/skill.md")
+def skill() -> Response:
+    """What an agent has to know of the room."""
+    return _shared("skill.md", "text/markdown")
+
+
+@blueprint.get("/install.sh")
+def install_sh() -> Response:
+    """The script that installs the skill."""
+    return _shared("install.sh", "text/x-shellscript")
+
+
+@blueprint.get("/watch.sh")
+def watch_sh() -> Response:
+    """The script by which an agent is woken."""
+    return _shared("watch.sh", "text/x-shellscript")
+
+
+def _shared(name: str, media_type: str) -> Response:
+    text = (_SHARE / name).read_text().replace(_DEFAULT_URL, own_url())
+    return Response(text, 200, NO_STORE, content_type=f"{media_type}; charset=utf-8")
 
 
 @blueprint.get("/healthz")
