@@ -1,0 +1,174 @@
+// The room's page: the log by long poll, who is there, posting as `user`. Text from others is only ever set as text.
+
+const ME = "user";
+const WAIT_SECONDS = 50;
+const SHOWN = 500; // messages on the page
+const element = (id) => document.getElementById(id);
+const log = element("log");
+
+let key = "";
+try {
+  key = sessionStorage.getItem("pagermcp room key") ?? "";
+} catch {} // a browser that keeps nothing
+
+let last = 0; // the id of the latest message that was shown
+let archive = false;
+let turn = 0; // rises with each change of view, so that answers to earlier questions are dropped
+
+async function ask(path, options = {}) {
+  const headers = { ...(key && { Authorization: `Bearer ${key}` }), ...options.headers };
+  const response = await fetch(`/api/${path}`, { cache: "no-store", ...options, headers });
+  const answer = await response.json();
+  if (!response.ok) {
+    throw Object.assign(new Error(`${answer.error.message} (${answer.error.hint})`), { status: response.status });
+  }
+  return answer;
+}
+
+function say(text) {
+  element("state").textContent = text;
+}
+
+function tell(error) {
+  if (error.status === 401 || error.status === 403) element("key").hidden = false;
+  say(error.message);
+}
+
+function part(tag, name, text) {
+  const made = document.createElement(tag);
+  made.className = name;
+  made.textContent = text;
+  return made;
+}
+
+function show(messages) {
+  const atEnd = window.innerHeight + window.scrollY >= document.body.scrollHeight - 80;
+  for (const message of messages) {
+    const item = document.createElement("li");
+    item.dataset.id = message.id;
+    if (message.from.toLowerCase() === ME) item.className = "mine";
+    const time = part("time", "", new Date(message.created_at).toLocaleString());
+    time.dateTime = message.created_at;
+    const to = part("span", "to", message.to ? ` to ${message.to}` : "");
+    item.append(part("strong", "from", message.from), to, time, part("p", "body", message.body));
+    log.append(item);
+    last = Math.max(last, message.id);
+  }
+  while (log.children.length > SHOWN) log.firstChild.remove();
+  if (atEnd && messages.length) log.lastChild.scrollIntoView({ block: "end" });
+}
+
+async function follow() {
+  const mine = ++turn;
+  log.replaceChildren();
+  last = 0;
+  let pause = 1000;
+  let query = archive ? `archived=1&limit=${SHOWN}` : `limit=${SHOWN}`;
+  while (mine === turn) {
+    try {
+      const { messages } = await ask(`messages?${query}`);
+      if (mine !== turn) return;
+      element("key").hidden = true;
+      show(messages);
+      say(archive ? "The archive" : "");
+      if (archive) return;
+      pause = 1000;
+      query = `since=${last}&wait=${WAIT_SECONDS}`;
+    } catch (error) {
+      if (mine !== turn) return;
+      tell(error);
+      if (error.status === 401 || error.status === 403 || error.status === 409) return;
+      await new Promise((resolve) => setTimeout(resolve, pause));
+      pause = Math.min(2 * pause, 30000);
+    }
+  }
+}
+
+async function look() {
+  const mine = turn;
+  const until = last;
+  try {
+    const { agents } = await ask("agents");
+    const text = agents.map((agent) => {
+      const seen = new Date(agent.last_seen).toLocaleTimeString();
+      return agent.listening ? `${agent.name} (listening)` : `${agent.name} (seen ${seen})`;
+    });
+    element("agents").textContent = text.join(", ") || "Nobody has been here yet.";
+    element("names").replaceChildren(...agents.map((agent) => Object.assign(part("option", "", ""), { value: agent.name })));
+    if (archive) return;
+    const { messages } = await ask("messages?since=0&limit=1"); // what was cleared, also by others, goes from the page
+    if (mine !== turn) return;
+    const first = messages.length ? messages[0].id : Infinity;
+    for (const item of [...log.children]) {
+      if (Number(item.dataset.id) < first && Number(item.dataset.id) <= until) item.remove();
+    }
+  } catch {} // the log says what is wrong
+}
+
+element("say").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const body = element("body");
+  if (!body.value.trim()) return;
+  const message = { from: ME, body: body.value, ...(element("to").value.trim() && { to: element("to").value.trim() }) };
+  try {
+    await ask("messages", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(message),
+    });
+    body.value = "";
+    body.focus();
+  } catch (error) {
+    tell(error);
+  }
+});
+
+element("body").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    element("say").requestSubmit();
+  }
+});
+
+element("view").addEventListener("click", () => {
+  archive = !archive;
+  element("view").setAttribute("aria-pressed", String(archive));
+  element("view").textContent = archive ? "Back to the room" : "Show the archive";
+  element("say").hidden = archive;
+  follow();
+});
+
+let unsure;
+let asked = 0; // when the first click came: the second of a double click is none
+element("clear").addEventListener("click", async () => {
+  const button = element("clear");
+  clearTimeout(unsure);
+  if (button.textContent === "Clear") {
+    button.textContent = "Really clear?";
+    asked = Date.now();
+    unsure = setTimeout(() => (button.textContent = "Clear"), 4000);
+    return;
+  }
+  if (Date.now() - asked < 500) return;
+  button.textContent = "Clear";
+  try {
+    await ask("messages/clear", { method: "POST" });
+    follow();
+  } catch (error) {
+    tell(error);
+  }
+});
+
+element("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key = element("key-text").value.trim();
+  try {
+    sessionStorage.setItem("pagermcp room key", key);
+  } catch {}
+  follow();
+  look();
+});
+
+follow();
+look();
+setInterval(look, 5000);

@@ -1,0 +1,146 @@
+"""GET /chat, in a real browser."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Relay, new_key, require, until
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from test_rooms import Talk
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = require("chromium", "chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def relay(start_relay: Callable[..., Relay]) -> Relay:
+    return start_relay(PAGERMCP_ROOM="open", HOST="0.0.0.0")
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": 390, "height": 800})
+    page = context.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    yield page
+    context.close()
+    assert faults == []
+
+
+def shots() -> Path | None:
+    """Where to keep screenshots, for whoever wants to look."""
+    folder = os.environ.get("PAGERMCP_SHOTS")
+    return Path(folder) if folder else None
+
+
+def test_the_log_is_live_and_the_user_can_answer(relay: Relay, page: Page) -> None:
+    talk = Talk(relay)
+    talk.say("desktop", "before")
+    page.goto(f"{relay.url}/chat")
+    expect(page.locator("#log li")).to_have_count(1)
+    talk.say("vps", "while it is open", "user")
+    expect(page.locator("#log li").nth(1)).to_contain_text("while it is open", timeout=2000)
+    expect(page.locator("#log li").nth(1)).to_contain_text("to user")
+    page.fill("#body", "an answer")
+    page.fill("#to", "vps")
+    page.press("#body", "Enter")
+    expect(page.locator("#log li.mine")).to_contain_text("an answer")
+    assert talk.heard(for_="vps")[-1] == {**talk.heard()[-1], "from": "user", "to": "vps", "body": "an answer"}
+    if folder := shots():
+        for width in (390, 1280):
+            for scheme in ("light", "dark"):
+                page.set_viewport_size({"width": width, "height": 800})
+                page.emulate_media(color_scheme="light" if scheme == "light" else "dark")
+                page.screenshot(path=folder / f"chat-{width}-{scheme}.png")
+
+
+def test_text_from_others_stays_text(relay: Relay, page: Page) -> None:
+    evil = '<img src=x onerror="document.title=1"><script>document.title=2</script></li>&lt;b&gt; \u202eabc'
+    Talk(relay).say("a", evil)
+    page.goto(f"{relay.url}/chat")
+    expect(page.locator("#log .body")).to_have_text(evil)
+    assert page.locator("#log img, #log script").count() == 0
+    assert page.title() == "Room · PagerMCP"
+
+
+def test_who_is_there_is_shown(relay: Relay, page: Page) -> None:
+    Talk(relay).post("agents", {"name": "desktop"})
+    page.goto(f"{relay.url}/chat")
+    expect(page.locator("#agents")).to_contain_text("desktop (seen")
+
+
+def test_clearing_takes_two_clicks_and_the_archive_has_it_then(relay: Relay, page: Page) -> None:
+    talk = Talk(relay)
+    talk.say("a", "one")
+    page.goto(f"{relay.url}/chat")
+    expect(page.locator("#log li")).to_have_count(1)
+    page.click("#clear")
+    expect(page.locator("#clear")).to_have_text("Really clear?")
+    page.click("#clear")  # too soon, as in a double click
+    page.wait_for_timeout(600)
+    assert len(talk.heard()) == 1
+    page.click("#clear")
+    expect(page.locator("#log li")).to_have_count(0)
+    assert talk.heard() == []
+    page.click("#view")
+    expect(page.locator("#log .body")).to_have_text("one")
+    expect(page.locator("#say")).to_be_hidden()
+    page.click("#view")
+    talk.say("a", "two")
+    expect(page.locator("#log .body")).to_have_text("two")
+
+
+def test_what_others_clear_goes_from_the_page(relay: Relay, page: Page) -> None:
+    talk = Talk(relay)
+    talk.say("a", "one")
+    page.goto(f"{relay.url}/chat")
+    expect(page.locator("#log li")).to_have_count(1)
+    talk.post("messages/clear", {})
+    expect(page.locator("#log li")).to_have_count(0, timeout=10000)
+
+
+def test_it_goes_on_after_the_relay_was_away(start_relay: Callable[..., Relay], page: Page) -> None:
+    relay = start_relay(PAGERMCP_ROOM="open")
+    page.goto(f"{relay.url}/chat")
+    Talk(relay).say("a", "before")
+    expect(page.locator("#log li")).to_have_count(1)
+    relay.stop()
+    expect(page.locator("#state")).not_to_be_empty()
+    again = start_relay(PAGERMCP_ROOM="open", PORT=relay.port)
+    Talk(again).say("a", "after")
+    expect(page.locator("#log li")).to_have_count(2, timeout=20000)
+
+
+def test_a_keyed_room_asks_for_its_key_and_keeps_it_out_of_the_url(
+    start_relay: Callable[..., Relay], page: Page, key: str
+) -> None:
+    relay = start_relay()
+    Talk(relay, key).say("a", "secret")
+    page.goto(f"{relay.url}/chat")
+    expect(page.locator("#key")).to_be_visible()
+    page.fill("#key-text", new_key()[:-1])
+    page.press("#key-text", "Enter")
+    expect(page.locator("#state")).to_contain_text("not a UUID")
+    page.fill("#key-text", key)
+    page.press("#key-text", "Enter")
+    expect(page.locator("#log .body")).to_have_text("secret")
+    expect(page.locator("#key")).to_be_hidden()
+    assert key not in page.url
+    page.reload()
+    expect(page.locator("#log .body")).to_have_text("secret")
+    assert key not in relay.log.read_text()
+
+
+def test_the_start_page_has_the_line_that_installs_the_skill(relay: Relay, page: Page) -> None:
+    page.goto(relay.url)
+    expect(page.locator("main")).to_contain_text(f"curl -fsSL {relay.url}/install.sh | sh")
+    page.click("a[href='/chat']")
+    assert until(lambda: page.url.endswith("/chat"))
