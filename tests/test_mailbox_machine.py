@@ -204,6 +204,7 @@ class MailboxMachine(RuleBasedStateMachine):
     def crash(self, step: int, call: str) -> None:
         """The process ends at some step of the file layer, and another one begins: a page is as before, or as after."""
         before = {id: (page.state, page.attempt) for id, page in self.model.items()}
+        oldest = min(self.in_state("waiting"))
         left = [step]
 
         def hook(event: str, arguments: Any) -> None:
@@ -221,7 +222,7 @@ class MailboxMachine(RuleBasedStateMachine):
             elif call == "deliver":
                 self.mailbox.deliver('{"n":0}')
             elif call == "expire":
-                self.mailbox.expire_at_once(min(self.in_state("waiting")))
+                self.mailbox.expire_at_once(oldest)
             elif leased:
                 getattr(self.mailbox, call)(leased[0])
         except (Killed, MailboxFull):
@@ -235,6 +236,8 @@ class MailboxMachine(RuleBasedStateMachine):
             assert place is not None, f"{id} was {state} and is gone"
             page = self.model[id]
             if (place.state, place.name.attempt) == (state, attempt):
+                if call == "expire" and id == oldest and attempt > 1:
+                    page.turn = self.next_turn()  # it has the time at which it was to go to the archive
                 continue
             page.state, page.attempt, page.outcome = place.state, place.name.attempt, place.outcome
             if place.state == "waiting":

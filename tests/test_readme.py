@@ -8,11 +8,17 @@ from pathlib import Path
 
 from conftest import REPOSITORY, Relay, clean_environment, require, until
 
+from pagermcp.spool.room import OPEN_ROOM
+
 BLOCKS: list[str] = re.findall(r"^```sh\n(.*?)^```", (REPOSITORY / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 
 
 def test_the_two_commands_it_asks_for_are_serve_and_test() -> None:
     assert [block for block in BLOCKS if "./dev" in block] == ["./dev serve\n", "./dev test\n"]
+
+
+def mailboxes(relay: Relay) -> list[Path]:
+    return [path for path in relay.spool.glob("new/*") if path.name != OPEN_ROOM]
 
 
 def test_every_other_command_works(start_relay: Callable[..., Relay], tmp_path: Path) -> None:
@@ -41,13 +47,13 @@ def test_every_other_command_works(start_relay: Callable[..., Relay], tmp_path: 
     options, script, read, lease, install, talk, cat = rest
     with start(wait) as waiting:
         until((tmp_path / ".pager_session").exists)
-        until(lambda: list(relay.spool.glob("new/*")))
+        until(lambda: mailboxes(relay))
         assert '"accepted":true' in run(page)
         assert '"message":"make is done"' in waiting.communicate(timeout=30)[0]
     assert oct((tmp_path / ".pager_session").stat().st_mode)[-3:] == "600"
     until(lambda: relay.spool.glob("archive/*/*/*.json"))
     assert "make is done" in run(archive)
-    (mailbox,) = relay.spool.glob("new/*")
+    (mailbox,) = mailboxes(relay)
     assert run(number) == f"page me at {mailbox.name}\n"
     assert json.loads(run(by_header))["queued"] == 1
     assert json.loads(run(by_path))["queued"] == 2

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pagermcp.spool import files
 from pagermcp.spool.mailbox import Mailbox
 from pagermcp.spool.notes import read_note, write_note
-from pagermcp.spool.page import BadPage, Page, PageName, read_page, timestamp, to_json
+from pagermcp.spool.page import BadPage, Page, PageName, now, read_page, timestamp, to_json
 from pagermcp.spool.whereabouts import listing
 
 if TYPE_CHECKING:
@@ -92,11 +92,13 @@ class Room:
             self._refresh(alone=True)
             self.mailbox.ids_after(max(self._ids[-1:], default=0), self._cleared())
             id = self.mailbox.deliver(payload, bounded=False)
-        before = self._active_ids()
-        for surplus in before[: max(0, len(before) + 1 - MAX_ACTIVE)]:
-            self.mailbox.expire(self._name(surplus))
-        created = self._read(int(id))
-        return created or {"id": int(id), "from": sender, "to": to, "body": body}
+        created = None
+        with contextlib.suppress(OSError):  # it is posted, whatever happens now
+            before = self._active_ids()
+            for surplus in before[: max(0, len(before) + 1 - MAX_ACTIVE)]:
+                self.mailbox.expire(self._name(surplus))
+            created = self._read(int(id))
+        return created or {"id": int(id), "from": sender, "to": to, "body": body, "created_at": timestamp(now())}
 
     def messages(self, reader: str | None, since: int | None, limit: int = MAX_ACTIVE) -> list[dict[str, Any]]:
         """Active messages, ascending: for a reader (addressed to it or to all, and not its own) or all of them.

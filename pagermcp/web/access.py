@@ -5,7 +5,7 @@ import uuid
 from flask import request
 
 from pagermcp import address
-from pagermcp.spool import Mailbox
+from pagermcp.spool import Mailbox, Spool
 from pagermcp.web.errors import Refused
 from pagermcp.web.services import services
 
@@ -37,9 +37,9 @@ def unauthorized(message: str) -> Refused:
     return Refused(401, "unauthorized", message, "send -H 'Authorization: Bearer <key or number>'")
 
 
-def no_room(number: str) -> None:
+def no_room(spool: Spool, number: str) -> None:
     """Refuse what can only be done with pages that are taken. Raises Refused."""
-    if services().spool.is_room(number):
+    if spool.is_room(number):
         hint = "say it there: POST /api/messages with the room's key"
         raise Refused(409, "is_a_room", "this is a room: its messages are read by all, and taken by nobody", hint)
 
@@ -47,7 +47,7 @@ def no_room(number: str) -> None:
 def mailbox_to_take_from(reader: uuid.UUID) -> Mailbox:
     """The same for calls that take pages, or give them back."""
     mailbox = mailbox_to_read(reader)
-    no_room(mailbox.number)
+    no_room(services().spool, mailbox.number)
     return mailbox
 
 

@@ -58,7 +58,7 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
     relay = services()
     options = send_options()
     number = address.number_of(receiver)
-    no_room(number)
+    no_room(relay.spool, number)
     with writing():
         mailbox = relay.spool.mailbox(number)
         waiters = relay.switchboard.waiting(number)

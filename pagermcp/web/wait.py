@@ -165,7 +165,7 @@ class Wait:
     def _claim(self) -> list[Page]:
         lease = self._terms.lease or HANDOVER_SECONDS
         pages: list[Page] = []
-        no_room(self._mailbox.number)  # it may have become one meanwhile
+        no_room(self._relay.spool, self._mailbox.number)  # it may have become one meanwhile
         while len(pages) < self._terms.most:
             try:
                 page = self._mailbox.claim(lease, self._terms.max_age)
