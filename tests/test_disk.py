@@ -237,6 +237,7 @@ def test_on_a_full_disk_posts_are_refused_reading_works_and_it_recovers_by_itsel
 ) -> None:
     limits = {"PAGERMCP_MIN_FREE_BYTES": 0, "MAX_MESSAGE_BYTES": 20_000, "MAX_MESSAGES_PER_MAILBOX": 10_000}
     relay = start_relay(small_disk / "spool", **limits)
+    (small_disk / "ballast").write_bytes(bytes(1 << 20))
     accepted = []
     while (answer := relay.notify(key, f"{len(accepted)} {'x' * 20_000}"[:20_000])).status_code == 202:
         accepted.append(answer.json()["id"])
@@ -263,6 +264,7 @@ def test_on_a_full_disk_posts_are_refused_reading_works_and_it_recovers_by_itsel
     until(lambda: len(list(relay.new(key).iterdir())) == len(accepted) - 3)
 
     filler.unlink()
+    (small_disk / "ballast").unlink()
     until(lambda: relay.get("/healthz").ok)
     again = until(lambda: (sent := relay.notify(key, "x", headers={"Idempotency-Key": "a"})).ok and sent)
     left = {page["id"] for page in relay.with_key(key, "GET", "/pages?limit=1000").json()["pages"]}
