@@ -230,6 +230,7 @@ class Room:
             files.remove(f"{self._folder}/agents/{agents[-1].name.lower()}.json")
         with contextlib.suppress(FileNotFoundError):  # not a room yet
             write_note(self._spool, path, {"name": name, "machine": machine})
+            files.stamp(path, time.time_ns())  # what the kernel has set may be a tick old, and then the order is wrong
 
     def agents(self) -> list[Agent]:
         """All who have shown themselves, the latest first."""
