@@ -37,7 +37,10 @@ parent() {
 # One watcher an agent and room: the one whose number is in the lock, and who has touched it within a minute. What a
 # dead one left is taken over.
 until mkdir "$lock" 2>/dev/null; do
-    [ -d "$lock" ] || exit 2
+    if [ ! -w "${lock%/*}" ]; then # or else another one has just ended, or there is one
+        echo "agentchat: can't write ${lock%/*}: no state folder, or no name for an agent" >&2
+        exit 2
+    fi
     owner=$(cat "$lock/pid" 2>/dev/null) || owner=''
     if [ -z "$owner" ]; then # it may be about to say who it is
         sleep 1
