@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagermcp.spool import files
+from pagermcp import files
 
 
 def test_moving_into_folders_that_others_make_at_the_same_time_never_says_that_the_file_was_gone(

@@ -160,7 +160,7 @@ def test_a_key_that_is_sent_again_after_a_crash_replaces_no_page_that_came_meanw
 ) -> None:
     box = number(new_key())
     with monkeypatch.context() as patch:
-        patch.setattr("pagermcp.spool.files.replace", _killed_at_the_end)
+        patch.setattr("pagermcp.files.replace", _killed_at_the_end)
         with pytest.raises(KeyboardInterrupt):
             once(spool, box, replace="r")
     newer = send(spool, spool.mailbox(box), "{}", Options(replace="r")).id
@@ -174,7 +174,7 @@ def test_a_key_that_was_left_pending_after_the_page_was_delivered_delivers_no_se
 ) -> None:
     box = number(new_key())
     with monkeypatch.context() as patch:
-        patch.setattr("pagermcp.spool.files.replace", _killed_at_the_end)
+        patch.setattr("pagermcp.files.replace", _killed_at_the_end)
         with pytest.raises(KeyboardInterrupt):
             once(spool, box)
     mailbox = spool.mailbox(box)

@@ -13,7 +13,8 @@ import pytest
 import requests
 from conftest import Relay, new_key, number, until
 
-from pagermcp.spool import Janitor, Options, Spool, files, send
+from pagermcp import files
+from pagermcp.spool import Janitor, Options, Spool, send
 
 
 def report(

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from filelock import FileLock, Timeout
 
-from pagermcp.spool import files
+from pagermcp import files
 from pagermcp.spool.agenda import Entry
 from pagermcp.spool.page import PageName, now
 from pagermcp.spool.runs import forget_run

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from pagermcp import files
 from pagermcp.address import redact
-from pagermcp.spool import files
 from pagermcp.spool.agenda import Entry
 from pagermcp.spool.page import (
     MTIME_GRAIN_NS,

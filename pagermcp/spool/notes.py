@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from pagermcp.spool import files
+from pagermcp import files
 from pagermcp.spool.page import to_json
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pagermcp.spool import files
+from pagermcp import files
 from pagermcp.spool.mailbox import Mailbox
 from pagermcp.spool.notes import read_note, write_note
 from pagermcp.spool.page import BadPage, Page, PageName, now, read_page, timestamp, to_json

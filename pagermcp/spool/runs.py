@@ -12,7 +12,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from pagermcp.spool import files
+from pagermcp import files
 from pagermcp.spool.mailbox import Mailbox
 from pagermcp.spool.notes import hash_of, read_note, write_note
 from pagermcp.spool.page import BadPage, Page, now, page_line, read_page, timestamp, to_json

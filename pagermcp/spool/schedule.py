@@ -7,7 +7,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from pagermcp.spool import files
+from pagermcp import files
 from pagermcp.spool.agenda import Agenda, Entry
 from pagermcp.spool.page import MTIME_GRAIN_NS, PageName
 

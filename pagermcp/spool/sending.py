@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pagermcp.spool import files
+from pagermcp import files
 from pagermcp.spool.mailbox import DeliveredMaybe, Mailbox
 from pagermcp.spool.notes import hash_of, read_note, write_note
 from pagermcp.spool.page import PageName, moment, now, timestamp, to_json

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 from filelock import FileLock, Timeout
 
-from pagermcp.spool import files
+from pagermcp import files
 from pagermcp.spool.agenda import Agenda, Entry
 from pagermcp.spool.clock import Clock
 from pagermcp.spool.mailbox import Mailbox

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from pagermcp.spool import files
+from pagermcp import files
 from pagermcp.spool.page import Page, PageName, read_page
 from pagermcp.spool.schedule import Due
 

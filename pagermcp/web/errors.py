@@ -12,8 +12,8 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
 from pagermcp.address import redact
+from pagermcp.files import DISK_FULL
 from pagermcp.spool import Busy, DeliveredMaybe, KeyReused, MailboxFull, SpoolFull
-from pagermcp.spool.files import DISK_FULL
 from pagermcp.spool.page import to_json
 from pagermcp.spool.room import NotARoom
 from pagermcp.web.services import services
