@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,14 @@ _SETTINGS = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", type=float, default=8, help="seconds that the soak lasts (default 8)")
     parser.addoption("--kills", type=int, default=50, help="how often the relay is killed under load (default 50)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A file name that is no UTF-8 may be in the log, and xdist could not send the report of that test."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 def new_key() -> str:

@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING
 
 from pagermcp import files
+from pagermcp.durations import in_words
 from pagermcp.spool.mailbox import Mailbox
 from pagermcp.spool.notes import hash_of, read_note, write_note
 from pagermcp.spool.page import BadPage, Page, now, page_line, read_page, timestamp, to_json
@@ -123,13 +124,6 @@ def scheduled_page(spool: "Spool", due: Due) -> Page | None:
         return read_page(due.page, files.read(spool.path("scheduled", due.file), spool.max_page_bytes)[0])
     except (FileNotFoundError, BadPage):
         return None
-
-
-def in_words(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size or seconds == size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def _say_how_late(spool: "Spool", due: Due, page: Page) -> None:

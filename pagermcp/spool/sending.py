@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pagermcp import files
+from pagermcp.durations import in_words
 from pagermcp.spool.mailbox import DeliveredMaybe, Mailbox
 from pagermcp.spool.notes import hash_of, read_note, write_note
 from pagermcp.spool.page import PageName, moment, now, timestamp, to_json
-from pagermcp.spool.runs import Run, in_words, scheduled_page
+from pagermcp.spool.runs import Run, scheduled_page
 from pagermcp.spool.schedule import Due
 from pagermcp.spool.whereabouts import find
 

@@ -5,16 +5,15 @@ import re
 
 from flask import request
 
+from pagermcp.durations import seconds_in
 from pagermcp.spool import Options
 from pagermcp.web.errors import Refused
 
 LONGEST_DELAY = 365 * 86400.0
 LONGEST_EXPECT = 30 * 86400.0
 
-_DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([smhd]?)", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{0,9})?", re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,16}", re.ASCII)
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SECRET = re.compile(r"[^,\x00-\x1f\x7f]{1,255}")
 _NAMES = ("idempotency-key", "delay", "expires", "replace", "run", "expect")
 
@@ -101,9 +100,8 @@ def _duration(given: dict[str, str], name: str, longest: float) -> float | None:
     text = given.get(name)
     if text is None:
         return None
-    match = _DURATION.fullmatch(text)
-    seconds = float(match[1]) * _UNITS[match[2]] if match else -1
-    if not 0 <= seconds <= longest or (seconds == 0 and name != "delay"):
+    seconds = seconds_in(text)
+    if seconds is None or not 0 <= seconds <= longest or (seconds == 0 and name != "delay"):
         most = f"{longest / 86400:g}d"
         raise _bad(f"{name} must be a time of at most {most}", "as in 90, 90s, 30m, 2h or 7d")
     return seconds
