@@ -6,25 +6,70 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 import pagermcp
-from pagermcp.server import ServeFailed
-from pagermcp.server import serve as run_relay
 from pagermcp.settings import InvalidSetting, Settings
 
+EXIT_CODES = """\b
+Exit codes:
+  0 done · 1 nothing there: no page, no such process, a finding that is bad
+  2 wrong call, or no mailbox · 3 no relay answers
+  4 address missing or not allowed to (401, 403) · 5 no such page (404)
+  6 the lease is lost, or another conflict (409, 422) · 7 too large (413)
+  8 the mailbox is full (429) · 9 trouble in the relay (5xx) · 10 refused otherwise
+  11 the output can't be written
+run exits with its command's code: 126 can't be run, 127 not found, 128+n by signal n.
+"""
 
-@click.group(invoke_without_command=True)
+
+class _Group(click.Group):
+    """The relay does not load the client, nor the client the relay."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return [*super().list_commands(context), *_client_commands()]
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        return super().get_command(context, name) or _client_commands().get(name)
+
+
+def _client_commands() -> dict[str, click.Command]:
+    from pagermcp.client.commands import COMMANDS
+
+    return COMMANDS
+
+
+@click.group(
+    cls=_Group,
+    invoke_without_command=True,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(pagermcp.__version__, prog_name="pagermcp")
 @click.pass_context
 def main(context: click.Context) -> None:
     """A pager and relay: anything that can POST pages a mailbox, and whoever waits there wakes at once.
 
-    Without a command it does what MODE says: serve."""
+    Without a command it does what MODE says: server (the default) is serve, client makes .pager_session and is listen.
+
+    \b
+    pagermcp serve                       # on the relay's machine
+    pagermcp number                      # in a project: the number to hand out
+    pagermcp run -- make -j4             # page that mailbox when make has ended
+    pagermcp wait --ack                  # wait there for a page
+    """
+    if "NO_COLOR" in os.environ:
+        context.color = False
     if context.invoked_subcommand is None:
         mode = os.environ.get("MODE") or "server"
-        if mode != "server":
-            raise _WrongSetting(f"MODE={mode!r}: must be server")
-        _serve({})
+        if mode == "server":
+            _serve({})
+        elif mode == "client":
+            from pagermcp.client.commands import as_client
+
+            as_client(context)
+        else:
+            raise _WrongSetting(f"MODE={mode!r}: must be server or client")
 
 
 def _setting_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,7 +96,24 @@ def serve(**options: str | None) -> None:
     _serve(options)
 
 
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes a shell complete pagermcp's commands and options.
+
+    \b
+    pagermcp completion bash >~/.local/share/bash-completion/completions/pagermcp
+    """
+    kind = get_completion_class(shell)
+    if kind is None:  # what the choice allows, click has
+        raise AssertionError(shell)
+    click.echo(kind(main, {}, "pagermcp", "_PAGERMCP_COMPLETE").source())
+
+
 def _serve(options: dict[str, str | None]) -> None:
+    from pagermcp.server import ServeFailed
+    from pagermcp.server import serve as run_relay
+
     try:
         settings = Settings.read(os.environ, options)
     except InvalidSetting as error:

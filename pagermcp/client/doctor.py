@@ -1,0 +1,176 @@
+"""What may keep this machine from being woken: looked at and measured, each finding with what to do about it."""
+
+import os
+import stat
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import requests
+
+import pagermcp
+from pagermcp.client.outbox import Outbox
+from pagermcp.client.relay import Page, Refused, Relay, RelayError
+from pagermcp.client.session import NoSession, is_tracked, read_session, session_file
+
+LONG_WAIT_SECONDS = 70.0  # more than the minute after which many a proxy cuts
+
+_HEARTBEAT_SECONDS = 20.0  # the relay's; the first comes with the headers
+_WAKE_SECONDS = 2.0
+_SKEW_SECONDS = 5.0
+_PATIENCE_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. verdict: `ok`, `note` (it may be as it should), or `bad`; remedy: what to do."""
+
+    verdict: str
+    what: str
+    remedy: str = ""
+
+
+def examine(relay: Relay, wait_seconds: float, progress: Callable[[str], None]) -> Iterator[Finding]:
+    """Look at everything, in the order in which it has to work. progress: called about once a second while it waits."""
+    yield from _outbox()
+    yield from _session()
+    try:
+        yield from _reach(relay)
+        yield from _mailbox(relay)
+        yield from _wake(relay, wait_seconds, progress)
+    except RelayError as error:
+        start = "start it (pagermcp serve), or say where it is with --url or PAGER_URL"
+        yield Finding("bad", str(error), "" if isinstance(error, Refused) else start)
+
+
+def _outbox() -> Iterator[Finding]:
+    outbox = Outbox()
+    try:
+        waiting = len(outbox.waiting())
+    except OSError as error:
+        yield Finding("bad", f"the outbox {outbox.folder} can't be read: {error.strerror}", "make it yours: chown -R")
+        return
+    if waiting:
+        yield Finding("note", f"{waiting} pages wait in the outbox {outbox.folder}", "send them: pagermcp outbox flush")
+
+
+def _session() -> Iterator[Finding]:
+    path = session_file()
+    try:
+        number = read_session(path)
+        status = os.stat(path)
+    except NoSession as error:
+        yield Finding("note", str(error))
+        return
+    if status.st_mode & 0o077:
+        what = f"others can read {path} (mode {stat.S_IMODE(status.st_mode):o}), and with it the mailbox"
+        yield Finding("bad", what, f"chmod 600 {path}")
+    elif is_tracked(path):
+        yield Finding(
+            "bad", f"git tracks {path}: the repository gives the mailbox away", "pagermcp number says how to mend it"
+        )
+    elif number.version == 8:
+        yield Finding("note", f"{path} holds a number: you can send from here, and not read")
+    else:
+        yield Finding("ok", f"{path} holds a key, and is yours alone")
+
+
+def _reach(relay: Relay) -> Iterator[Finding]:
+    version = relay.version()
+    yield Finding("ok", f"{relay.url} is a relay, version {version}")
+    if version != pagermcp.__version__:
+        what = f"this is pagermcp {pagermcp.__version__}, the relay is {version}"
+        yield Finding("note", what, "the same version on both sides is what is tested")
+    if proxy := relay.proxy():
+        yield Finding(
+            "note", f"calls go through the proxy {proxy}", "take the relay out with NO_PROXY if they need not"
+        )
+    health = relay.health()
+    if health.get("watching") == "degraded":
+        yield Finding("note", "the relay notices files that others bring late", "see its log")
+    if health.get("retention") not in ("ok", None):
+        yield Finding("note", f"the relay ages nothing: {health['retention']}")
+
+
+def _mailbox(relay: Relay) -> Iterator[Finding]:
+    try:
+        waiting = len(relay.pages("waiting", limit=1000))
+    except NoSession:
+        return
+    except Refused as error:
+        if error.code != "number_cannot_read":
+            raise
+        return
+    yield Finding("ok", f"the mailbox {relay.number} can be read: {waiting} pages wait")
+
+
+def _wake(relay: Relay, seconds: float, progress: Callable[[str], None]) -> Iterator[Finding]:
+    """Wait in a mailbox of its own, page it after so long, and see how and when the page comes."""
+    probe = Relay(uuid.uuid4(), relay.url)
+    wait = _Wait(probe, seconds + _PATIENCE_SECONDS)
+    while not wait.over.wait(max(0, min(1, wait.began + seconds - time.monotonic()))):
+        passed = time.monotonic() - wait.began
+        if passed >= seconds:
+            break
+        progress(f"waiting, to see whether a wait lasts {seconds:.0f} s: {passed:.0f} s")
+    if wait.over.is_set():
+        after = time.monotonic() - wait.began
+        what = f"a wait was ended after {after:.0f} s: {wait.trouble or 'without a page'}"
+        yield Finding("bad", what, "let the proxy wait longer (nginx: proxy_read_timeout 90s)")
+        return
+    early = wait.headers_at is None and seconds > _HEARTBEAT_SECONDS + 5
+    before = time.time()
+    probe.send("pagermcp doctor")
+    after, sent = time.time(), time.monotonic()
+    arrived = wait.over.wait(_PATIENCE_SECONDS) and wait.page is not None
+    took = time.monotonic() - sent
+    unbuffered = "switch its buffering off for the relay (nginx: proxy_buffering off, proxy_http_version 1.1)"
+    if not arrived:
+        yield Finding(
+            "bad", f"a page did not come within {_PATIENCE_SECONDS:.0f} s: {wait.trouble or 'nothing came'}", unbuffered
+        )
+        return
+    if early or took > _WAKE_SECONDS:
+        late = f"the page came {took:.1f} s late" if took > _WAKE_SECONDS else "its headers came only with the page"
+        yield Finding("bad", f"something buffers waits: {late}", unbuffered)
+    else:
+        yield Finding(
+            "ok", f"a wait of {seconds:.0f} s was woken {max(0, took) * 1000:.0f} ms after the page was accepted"
+        )
+    created = wait.page.created_at.timestamp() if wait.page and wait.page.created_at else before
+    skew = created - min(max(created, before), after)
+    if abs(skew) > _SKEW_SECONDS:
+        way = "ahead of" if skew > 0 else "behind"
+        what = f"the relay's clock is {abs(skew):.0f} s {way} this machine's"
+        yield Finding("bad", what, "set both by NTP: timedatectl set-ntp true")
+
+
+class _Wait:
+    """A long wait under way in a thread. over: set when it has ended, with a page or with trouble."""
+
+    def __init__(self, relay: Relay, seconds: float) -> None:
+        self.began = time.monotonic()
+        self.headers_at: float | None = None
+        self.page: Page | None = None
+        self.trouble = "without a page"
+        self.over = threading.Event()
+        self._relay = relay
+        self._path = f"/wait?lease=0&timeout={min(300, seconds):.0f}"
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            with self._relay.request(
+                "GET", self._path, self._relay.address, read=_HEARTBEAT_SECONDS + 15, stream=True
+            ) as answer:
+                self.headers_at = time.monotonic()
+                self.trouble = f"with status {answer.status_code}" if answer.status_code != 200 else self.trouble
+                pages = answer.json()["pages"]
+                self.page = Page.read(pages[0]) if pages else None
+        except (RelayError, requests.RequestException, ValueError, KeyError, TypeError) as error:
+            if self.headers_at is None or isinstance(error, requests.RequestException):
+                self.trouble = str(error) if isinstance(error, RelayError) else "the connection was cut"
+        finally:
+            self.over.set()

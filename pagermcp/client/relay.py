@@ -1,0 +1,388 @@
+"""A relay as its clients see it: calls by HTTP with typed answers, and errors that say what to do."""
+
+import contextlib
+import json
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+
+import pagermcp
+from pagermcp import address
+from pagermcp.client.session import read_session, session_file
+
+_CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 10.0  # a page that is not accepted by then goes to the outbox, and is sent again with the same key
+_TRIES = 3
+_TRY_SECONDS = 6.0  # after so long there is no further try
+_POLL_SECONDS = 50.0  # below what proxies cut, and the relay answers by itself
+_LONGEST_PAUSE_SECONDS = 30.0
+_LOCAL = {"localhost", "127.0.0.1", "::1"}
+
+Options = Mapping[str, "str | float | None"]
+
+
+class RelayError(Exception):
+    """A call did not succeed. The message is one line for a person.
+
+    retry_after: seconds after which the same call may succeed, if it was the relay who said so.
+    for_now: it may succeed later as it stands."""
+
+    retry_after: float | None = None
+    for_now = True
+
+
+class BadCall(ValueError):
+    """What was asked for makes no sense. The message is one line."""
+
+
+class Unreachable(RelayError):
+    """No relay answered at this URL. A page that was to be sent may have arrived all the same."""
+
+
+class Refused(RelayError):
+    """The relay answered with an error. `code` is from the list in docs/protocol.md; answer: all that it said."""
+
+    def __init__(self, status: int, answer: Mapping[str, Any], retry_after: float | None = None) -> None:
+        error = answer["error"]
+        self.status = status
+        self.code = str(error.get("code"))
+        self.hint = str(error.get("hint") or "")
+        self.answer = answer
+        self.retry_after = retry_after
+        self.for_now = status in (408, 429) or status >= 500
+        super().__init__(f"{error.get('message')}; {self.hint}" if self.hint else str(error.get("message")))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the relay says of a page that it accepted. id: None for a report that brings no page; waiters: requests that
+    waited for it at that moment; queued: pages that wait there now; last_read: when its reader last was there."""
+
+    id: str | None
+    number: str
+    waiters: int
+    queued: int | None
+    last_read: datetime | None
+    duplicate: bool
+    answer: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page as the relay hands it out. handle: by which it is acknowledged; age_seconds: since it began to wait for
+    the first time; stale: so old that it may be overtaken by events; attempt: from 1; answer: all that the relay said
+    of it, as docs/protocol.md lists it for `GET /wait` and `GET /pages`."""
+
+    id: str
+    handle: str
+    created_at: datetime | None
+    age_seconds: int
+    stale: bool
+    attempt: int
+    payload: Mapping[str, Any]
+    lease_expires_at: datetime | None
+    answer: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def read(cls, answer: Mapping[str, Any]) -> "Page":
+        """A page from the relay's JSON. What is dead and no page has an empty payload."""
+        return cls(
+            id=answer["id"],
+            handle=answer["handle"],
+            created_at=_moment(answer.get("created_at")),
+            age_seconds=answer.get("age_seconds", 0),
+            stale=answer.get("stale", False),
+            attempt=answer.get("attempt", 1),
+            payload=answer.get("payload", {}),
+            lease_expires_at=_moment(answer.get("lease_expires_at")),
+            answer=answer,
+        )
+
+
+def relay_url(environment: Mapping[str, str] = os.environ) -> str:
+    """The relay's URL by PAGER_URL, SERVER_URL, SERVER_HOST and SERVER_PORT, or else the one on this machine."""
+    host, port = environment.get("SERVER_HOST"), environment.get("SERVER_PORT")
+    by_host = f"http://{host or '127.0.0.1'}:{port or 8080}"
+    return environment.get("PAGER_URL") or environment.get("SERVER_URL") or by_host
+
+
+class Relay:
+    """The relay at `url`, used with `address`, a key or a number.
+
+    Without them: what `relay_url` says, and what is in the session file (NoSession is raised by the first call that
+    needs it). Calls may be made from several threads. All raise Unreachable and Refused; a call that can't double a
+    page is tried three times. Raises BadCall for a URL that can't be one."""
+
+    def __init__(self, address: str | uuid.UUID | None = None, url: str | None = None) -> None:
+        self.url = (url or relay_url()).rstrip("/")
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadCall(f"{self.url!r} is no URL of a relay, as in http://127.0.0.1:8080")
+        if "@" in parts.netloc:
+            raise ValueError(
+                "a URL with a password in it can't be used: the relay is called with the mailbox's address"
+            )
+        self._address = address
+        self._http = requests.Session()
+        self._http.trust_env = parts.hostname not in _LOCAL  # a proxy can't know what this machine calls localhost
+        self._http.headers["User-Agent"] = f"pagermcp/{pagermcp.__version__}"
+
+    @property
+    def address(self) -> uuid.UUID:
+        """The mailbox's address. Raises NoSession, and InvalidAddress."""
+        if self._address is None:
+            self._address = read_session(session_file())
+        if isinstance(self._address, str):
+            self._address = address.parse(self._address)
+        return self._address
+
+    @property
+    def number(self) -> str:
+        """The number to hand out. Raises like `address`."""
+        return address.number_of(self.address)
+
+    def send(
+        self,
+        payload: str | Mapping[str, Any],
+        *,
+        to: str | None = None,
+        delay: str | float | None = None,
+        expires: str | float | None = None,
+        replace: str | None = None,
+        run: str | None = None,
+        expect: str | float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Sent:
+        """Send a page: a text, which becomes `{"message": text}`, or an object of JSON.
+
+        to: a number, or else the own mailbox. Times are seconds, or texts as `30m`. An empty text with `run` only sets
+        or ends that dead-man's switch. It is tried again with one idempotency key, so it never comes twice."""
+        given: dict[str, str | float | None] = {
+            "Content-Type": "text/plain; charset=utf-8" if isinstance(payload, str) else "application/json",
+            "Idempotency-Key": idempotency_key or str(uuid.uuid4()),
+            "Pager-Delay": delay,
+            "Pager-Expires": expires,
+            "Pager-Replace": replace,
+            "Pager-Run": run,
+            "Pager-Expect": expect,
+        }
+        texts = {name: f"{value:f}" if isinstance(value, int | float) else value for name, value in given.items()}
+        headers = {name: text.encode() for name, text in texts.items() if text is not None}  # a str would be Latin-1
+        body = payload if isinstance(payload, str) else json.dumps(payload)
+        # the number will do, so who sends does not show the key
+        number = uuid.UUID(address.number_of(address.parse(to) if to else self.address))
+        answer = self._call("POST", "/notify", "id", caller=number, data=body.encode(), headers=headers)
+        return Sent(
+            id=answer["id"],
+            number=answer.get("number", str(number)),
+            waiters=answer.get("waiters", 0),
+            queued=answer.get("queued"),
+            last_read=_moment(answer.get("last_read")),
+            duplicate=answer.get("duplicate", False),
+            answer=answer,
+        )
+
+    def wait(
+        self,
+        *,
+        timeout: float | None = 50,
+        max: int = 1,
+        lease: float = 60,
+        max_age: float | None = None,
+        ack: Iterable[Page | str] = (),
+        on_trouble: Callable[[RelayError, float], None] | None = None,
+    ) -> list[Page]:
+        """Up to `max` pages, as soon as there is one; none after `timeout` seconds (None: never).
+
+        lease: seconds until they come back, unless they are acknowledged; with 0 they are taken for good when the relay
+        has written them. max_age: older pages go to the archive unread. ack: acknowledged first.
+        on_trouble: called with each error after which it is tried again, and with the seconds until then; without it an
+        error in the first call is raised, and what is lost later is connected again."""
+        until = None if timeout is None else time.monotonic() + timeout
+        query: dict[str, Any] = {"max": max, "lease": lease, "max_age_seconds": max_age}
+        query["ack"] = ",".join(map(_handle, ack)) or None
+        failures = 0 if on_trouble else None
+        while True:
+            left = _POLL_SECONDS if until is None else min(_POLL_SECONDS, until - time.monotonic())
+            query["timeout"] = f"{left if left > 0 else 0:.3f}"
+            try:
+                pages = self._call("GET", "/wait", "pages", read=left + 15, tries=1, params=query)["pages"]
+            except RelayError as error:
+                if failures is None or not error.for_now or (until is not None and left <= 0):
+                    raise
+                pause = backoff(failures, error.retry_after)
+                if until is not None:
+                    pause = min(pause, left)
+                if on_trouble:
+                    on_trouble(error, pause)
+                time.sleep(pause)
+                failures += 1
+                continue
+            if pages or (until is not None and time.monotonic() >= until):
+                return [Page.read(page) for page in pages]
+            query["ack"], failures = None, 0
+
+    def listen(
+        self, *, lease: float = 60, on_trouble: Callable[[RelayError, float], None] = lambda error, pause: None
+    ) -> Iterator[Page]:
+        """Pages as they come, one at a time, leased for `lease` seconds each; acknowledge each with `ack`.
+
+        It stays connected, and connects again with growing pauses. A page that is not acknowledged comes again, so none
+        is lost. Raises Refused for what does not pass by itself, as a wrong address."""
+        while True:
+            yield from self.wait(timeout=None, lease=lease, on_trouble=on_trouble)
+
+    def ack(self, *pages: Page | str) -> None:
+        """Acknowledge pages, by page, handle or id. Raises Refused when a lease was lost (`not_leased`)."""
+        self._with_ids("/ack", "acknowledged", pages)
+
+    def release(self, *pages: Page | str, delay: float = 0) -> None:
+        """Give leased pages back: to the next reader at once, or after `delay` seconds."""
+        self._with_ids("/release", "released", pages, tries=1, **({"delay": delay} if delay else {}))
+
+    def extend(self, *pages: Page | str, lease: float = 60) -> None:
+        """Let leases run out `lease` seconds from now."""
+        self._with_ids("/extend", "extended", pages, lease=lease)
+
+    def replay(self, *pages: Page | str) -> list[str]:
+        """Send copies of archived or dead pages to this mailbox; their ids. Tried once, since each try sends."""
+        return [copy["id"] for copy in self._with_ids("/replay", "replayed", pages, tries=1)["replayed"]]
+
+    def pages(self, state: str = "waiting", *, since: str | None = None, limit: int = 100) -> list[Page]:
+        """Look at pages that are waiting, leased, scheduled, archived or dead; takes none. The last `limit` ones, or
+        the first ones after the id `since`."""
+        query = {"state": state, "since": since, "limit": limit}
+        return [Page.read(page) for page in self._call("GET", "/pages", "pages", params=query)["pages"]]
+
+    def receipt(self, page: Page | str) -> dict[str, Any]:
+        """Where a page is, as docs/protocol.md lists it for `GET /receipts`; its sender may ask with the number."""
+        return self._call("GET", f"/receipts/{_handle(page)}", "state")
+
+    def proxy(self) -> str | None:
+        """The proxy by which this relay is called, without its password."""
+        proxies = requests.utils.get_environ_proxies(self.url) if self._http.trust_env else {}
+        proxy = requests.utils.select_proxy(self.url, proxies)
+        return proxy and f"{urlsplit(proxy).hostname}:{urlsplit(proxy).port}"
+
+    def version(self) -> str:
+        """The relay's version."""
+        return str(self._call("GET", "/version", "version", anonymous=True)["version"])
+
+    def health(self) -> dict[str, Any]:
+        """How the relay is, as docs/protocol.md lists it for `GET /healthz`."""
+        return self._call("GET", "/healthz", "status", anonymous=True)
+
+    def request(
+        self, method: str, path: str, caller: uuid.UUID | None, *, read: float, **options: Any
+    ) -> requests.Response:
+        """One request and its raw answer. caller: whose address is shown. Raises Unreachable, and BadCall."""
+        try:
+            return self._http.request(
+                method,
+                self.url + path,
+                auth=_Bearer(caller),
+                timeout=(_CONNECT_SECONDS, read),
+                allow_redirects=False,
+                **options,
+            )
+        except requests.exceptions.InvalidHeader:
+            raise BadCall("an option has a character that can't be sent") from None
+        except requests.RequestException as error:
+            raise Unreachable(f"{self.url} does not answer: {_reason(error)}") from None
+
+    def _with_ids(
+        self, path: str, expects: str, pages: Iterable[Page | str], tries: int = _TRIES, **more: float
+    ) -> dict[str, Any]:
+        return self._call("POST", path, expects, tries=tries, json={"ids": [_handle(page) for page in pages], **more})
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        expects: str,
+        *,
+        caller: uuid.UUID | None = None,
+        anonymous: bool = False,
+        read: float = _ANSWER_SECONDS,
+        tries: int = _TRIES,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """One call, with its tries. expects: what its answer has; caller: whose address is shown, if not our own."""
+        shown = None if anonymous else caller or self.address
+        began = time.monotonic()
+        for failures in range(tries):
+            try:
+                return self._try(method, path, expects, shown, read, options)
+            except RelayError as error:
+                if not error.for_now or failures + 1 == tries or time.monotonic() - began > _TRY_SECONDS:
+                    raise
+                if isinstance(error, Refused) and (error.retry_after or 0) > 1:
+                    raise  # it will not be better by then
+                time.sleep(backoff(failures, error.retry_after))
+        raise AssertionError("unreachable")
+
+    def _try(
+        self, method: str, path: str, expects: str, caller: uuid.UUID | None, read: float, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        said: object = None
+        with self.request(method, path, caller, read=read, **options) as answer, contextlib.suppress(ValueError):
+            said = answer.json()
+        where = answer.headers.get("Location")
+        if answer.is_redirect and where:
+            raise Unreachable(f"{self.url} sends on to {where.split('?')[0]}: give that as the relay's URL")
+        if not isinstance(said, dict) or not (expects in said if answer.ok else isinstance(said.get("error"), dict)):
+            raise Unreachable(f"{self.url} answers {answer.status_code}, and not as a relay does")
+        if not answer.ok:
+            after = answer.headers.get("Retry-After", "")
+            raise Refused(answer.status_code, said, float(after) if after.isdecimal() else None)
+        return said
+
+
+class _Bearer(requests.auth.AuthBase):
+    """The address in the header; with an `auth` of our own, requests does not look into ~/.netrc."""
+
+    def __init__(self, caller: uuid.UUID | None) -> None:
+        self._caller = caller
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self._caller:
+            request.headers["Authorization"] = f"Bearer {self._caller}"
+        return request
+
+
+def backoff(failures: int, retry_after: float | None = None) -> float:
+    """Seconds to pause after so many failures before (from 0): growing, up to half a minute, and by chance, so that
+    many clients do not come back at once."""
+    pause = min(_LONGEST_PAUSE_SECONDS, 0.5 * 2.0 ** min(failures, 10))
+    return max(pause * random.uniform(0.5, 1), retry_after or 0)  # noqa: S311
+
+
+def _handle(page: Page | str) -> str:
+    return page if isinstance(page, str) else page.handle
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _reason(error: requests.RequestException) -> str:
+    """The cause in a few words; what requests says of itself is long and names the URL again."""
+    if isinstance(error, requests.ConnectTimeout):
+        return "no connection in time"
+    if isinstance(error, requests.Timeout):
+        return "no answer in time"
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror and not isinstance(cause, requests.RequestException):
+            return cause.strerror
+        inner = getattr(cause, "reason", None) or (cause.args[-1] if cause.args else None)
+        cause = inner if isinstance(inner, BaseException) else cause.__cause__ or cause.__context__
+    return type(error).__name__

@@ -1,0 +1,104 @@
+"""Pages for people and for programs. A page is other people's text: no control character of it reaches a terminal."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pagermcp.client.relay import Page
+from pagermcp.durations import in_words
+
+# Controls but for the line break, marks that turn the direction of text or can't be seen, halves of surrogate pairs.
+_UNSAFE = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"
+)
+_MESSAGE_LEAST = 20
+
+
+class Unwritable(Exception):
+    """Standard output could not be written. The message says why."""
+
+
+def put(content: bytes) -> None:
+    """Write to standard output, and know that it was written. Raises Unwritable."""
+    try:
+        while content:
+            content = content[os.write(1, content) :]
+    except OSError as error:
+        raise Unwritable(f"the output can't be written: {error.strerror}") from None
+
+
+def json_line(value: object) -> bytes:
+    """JSON in one line of UTF-8, with what could harm a terminal as escapes."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode() + b"\n"
+
+
+def plain(text: str) -> str:
+    """A text whose dangerous characters are shown as escapes; line breaks stay, and tabs are spaces."""
+    text = text.replace("\r\n", "\n").replace("\t", "    ")
+    return _UNSAFE.sub(
+        lambda match: f"\\x{ord(match[0]):02x}" if ord(match[0]) < 256 else f"\\u{ord(match[0]):04x}", text
+    )
+
+
+def in_one_line(value: object) -> str:
+    """A value of a page in one line."""
+    text = value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
+    return " ".join(plain(text).split())
+
+
+def age(page: Page) -> str:
+    """A page's age in words, and whether it is stale."""
+    return in_words(page.age_seconds) + (" STALE" if page.stale else "")
+
+
+def state(page: Page) -> str:
+    """Where a page is, in words."""
+    until = page.answer.get("lease_expires_at") or page.answer.get("due_at")
+    if until:
+        left = round((datetime.fromisoformat(until) - datetime.now(UTC)).total_seconds())
+        return f"{'leased for' if page.lease_expires_at else 'due in'} {in_words(max(0, left))}"
+    return str(page.answer.get("outcome") or page.answer.get("state", ""))
+
+
+def summary(page: Page) -> str:
+    """What a page says, in one line: its message, or all that it has."""
+    said = page.payload.get("message")
+    if said is None:
+        said = {name: value for name, value in page.payload.items() if name not in ("JOB_ID", "status")} or ""
+    return in_one_line(said if page.payload else page.answer.get("why"))
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines in columns as wide as they have to be, the last one cut at the edge of the terminal, if it is one."""
+    lines = [titles, *rows]
+    widths = [max(map(len, column)) for column in zip(*(line[:-1] for line in lines), strict=True)]
+    room = 10**9
+    if os.isatty(1):
+        room = max(_MESSAGE_LEAST, shutil.get_terminal_size().columns - sum(widths) - 2 * len(widths))
+    cut = [[*line[:-1], line[-1] if len(line[-1]) <= room else line[-1][: room - 1] + "…"] for line in lines]
+    return ["  ".join(map(str.ljust, line, [*widths, 0])).rstrip() for line in cut]
+
+
+def whole(page: Page) -> list[str]:
+    """All of a page, for people: what the relay says of it, then what the sender said."""
+    elsewhere = ("id", "handle", "payload", "age_seconds", "stale")
+    about = {name: value for name, value in page.answer.items() if name not in elsewhere}
+    return [*fields({"id": page.handle, "age": age(page), **about}), "", *fields(page.payload)]
+
+
+def fields(values: Mapping[str, Any]) -> list[str]:
+    """Names and values, each in a line, or in more when the value has more."""
+    lines = []
+    for name, value in values.items():
+        text = plain(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        first, *rest = text.removesuffix("\n").split("\n")
+        if rest:
+            lines += [f"{in_one_line(name)}:", *(f"    {line}" for line in [first, *rest])]
+        else:
+            lines.append(f"{in_one_line(name)}: {first}")
+    return lines
