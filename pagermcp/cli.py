@@ -67,7 +67,7 @@ def main(context: click.Context) -> None:
         elif mode == "client":
             from pagermcp.client.commands import as_client
 
-            as_client(context)
+            as_client()
         else:
             raise _WrongSetting(f"MODE={mode!r}: must be server or client")
 

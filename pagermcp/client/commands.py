@@ -121,9 +121,9 @@ _expect = click.option(
 _ids = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 
 
-@_command(_url)
+@_command()
 @click.option("--key", is_flag=True, help="Print the key, with which the mailbox can be read.")
-def number(key: bool, url: str | None) -> None:
+def number(key: bool) -> None:
     """Print this folder's number, by which others page it. Its key is made when there is none, in .pager_session.
 
     \b
@@ -452,10 +452,13 @@ def outbox(what: str, as_json: bool) -> None:
         fail(flushed.trouble, UNREACHABLE if flushed.left else OTHER)
 
 
-def as_client(context: click.Context) -> None:
+def as_client() -> None:
     """What a bare `pagermcp` does with MODE=client."""
-    make_session(session_file())
-    context.invoke(COMMANDS["listen"])
+    try:
+        make_session(session_file())
+    except NoSession as error:
+        fail(error, WRONG_CALL)
+    COMMANDS["listen"].main([], "pagermcp")
 
 
 def _list_outbox(box: Outbox, waiting: list[str], as_json: bool) -> None:
