@@ -13,8 +13,8 @@ def seconds_in(text: str) -> float | None:
 
 
 def in_words(seconds: float) -> str:
-    """So long, for people: `45 s`, `3 min`, `2.5 h`, `4 d`."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size or seconds == size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
+    """About so long, for people: `45 s`, `3 min`, `2.5 h`, `40 d`."""
+    sizes = ((86400, "d"), (3600, "h"), (60, "min"))
+    size, unit = next((one for one in sizes if seconds >= 2 * one[0] or seconds == one[0]), (1, "s"))
+    count = seconds / size
+    return f"{count:.2g} {unit}" if count < 10 else f"{count:.0f} {unit}"

@@ -33,6 +33,8 @@ _SETTINGS = (
     "MAX_MESSAGES_PER_MAILBOX",
     "MAX_MESSAGE_BYTES",
     "WAIT_TIMEOUT_SECONDS",
+    "PROJECT_DIR",
+    "NO_COLOR",
 )
 
 
@@ -58,8 +60,9 @@ def number(key: str) -> str:
 
 
 def clean_environment(**settings: object) -> dict[str, str]:
-    """This environment without settings of a relay, and with these."""
-    kept = {k: v for k, v in os.environ.items() if k not in _SETTINGS and not k.startswith("PAGERMCP_")}
+    """This environment without settings of a relay or a client, and with these."""
+    ours = ("PAGERMCP_", "PAGER_", "SERVER_")
+    kept = {k: v for k, v in os.environ.items() if k not in _SETTINGS and not k.startswith(ours)}
     return {**kept, **{name: str(value) for name, value in settings.items()}}
 
 
@@ -179,6 +182,51 @@ class Relay:
         self.process.stdout.close()
         self._threads.shutdown()
         return code
+
+
+class Client:
+    """The `pagermcp` command in a folder with a session, for a relay at `url`."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.key = new_key()
+        self.number = number(self.key)
+        self.state = folder / "state"
+        self.outbox = self.state / "pagermcp" / "outbox"
+        self.environment = clean_environment(PAGER_URL=url, XDG_STATE_HOME=self.state, HOME=folder)
+        (folder / ".pager_session").write_text(self.key + "\n")
+        (folder / ".pager_session").chmod(0o600)
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "pagermcp", *arguments]
+
+    def start(self, *arguments: str, environment: dict[str, str] | None = None, **options: Any) -> Any:
+        """The command in a process of its own, with pipes unless `options` of Popen say otherwise."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        env = self.environment | (environment or {})
+        return subprocess.Popen(self.command(*arguments), cwd=self.folder, env=env, **{**pipes, **options})
+
+    def __call__(
+        self, *arguments: str, input: str | bytes = "", code: int | None = 0, **options: Any
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run the command to its end; it is expected to exit with `code`."""
+        text = isinstance(input, str)
+        with self.start(*arguments, **{"stdin": subprocess.PIPE, "text": text, **options}) as process:
+            try:
+                output, errors = process.communicate(input, timeout=60)
+            except BaseException:
+                process.kill()
+                raise
+        done = subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+        assert code is None or done.returncode == code, (done.returncode, errors)
+        assert "Traceback" not in str(errors)
+        return done
+
+
+@pytest.fixture
+def client(tmp_path: Path, relay: Relay) -> Client:
+    """A client of the file's relay, in a folder and a mailbox of its own."""
+    return Client(tmp_path, relay.url)
 
 
 @pytest.fixture

@@ -80,6 +80,10 @@ def _number(context: click.Context, option: click.Parameter, value: str | None) 
         raise click.BadParameter("is no UUID; the number to page is what `pagermcp number` prints there") from None
 
 
+def _said(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    return None if value is None else _text(value)
+
+
 def _named(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     fields = {}
     for value in values:
@@ -112,8 +116,8 @@ _to = click.option("--to", metavar="NUMBER", callback=_number, help="Who is page
 _outbox = click.option(
     "--outbox/--no-outbox", default=True, help="Keep the page if no relay takes it now (the default)."
 )
-_job_id = click.option("--job-id", metavar="ID", help="JOB_ID of the page, by which its reader knows the job.")
-_project = click.option("--project", metavar="NAME", help="PROJECT of the page.")
+_job_id = click.option("--job-id", metavar="ID", callback=_said, help="JOB_ID of the page, by which the job is known.")
+_project = click.option("--project", metavar="NAME", callback=_said, help="PROJECT of the page.")
 _fields = click.option("--field", "fields", multiple=True, callback=_named, help="One more field; may be given again.")
 _expect = click.option(
     "--expect", metavar="TIME", callback=_duration, help="Unless it ends within, it is paged as lost."
@@ -137,7 +141,7 @@ def number(key: bool) -> None:
 @_command(_job_id, _project, _fields, _to, _outbox, _url)
 @click.argument("message", required=False)
 @click.option("--json", "as_json", is_flag=True, help="The message is a JSON object, and so is what is printed.")
-@click.option("--status", metavar="TEXT", help="status of the page, as success, failed, question.")
+@click.option("--status", metavar="TEXT", callback=_said, help="status of the page, as success, failed, question.")
 @click.option("--delay", metavar="TIME", callback=_duration, help="It waits for its reader only after so long.")
 @click.option("--expires", metavar="TIME", callback=_duration, help="Unread for so long, it goes to the archive.")
 @click.option("--replace", metavar="KEY", callback=_key, help="It replaces the waiting page with the same key.")
@@ -202,7 +206,7 @@ def send(
 
 @_command(_job_id, _project, _fields, _to, _expect, _outbox, _url, context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--message", metavar="TEXT", help="What the page says; otherwise how the command ended.")
+@click.option("--message", metavar="TEXT", callback=_said, help="What the page says; otherwise how the command ended.")
 @click.option("--tail", metavar="N", type=click.IntRange(0), default=10, help="Send the last N lines of output (10).")
 @click.option("--show-command", is_flag=True, help="Send the command line too. It may hold secrets.")
 @click.pass_context
@@ -248,7 +252,7 @@ def run(
 
 @_command(_job_id, _project, _fields, _to, _expect, _outbox, _url)
 @click.argument("pid", type=click.IntRange(1))
-@click.option("--message", metavar="TEXT", help="What the page says; otherwise that the process has ended.")
+@click.option("--message", metavar="TEXT", callback=_said, help="What the page says; otherwise that it has ended.")
 def pid(
     pid: int,
     message: str | None,

@@ -123,13 +123,15 @@ class Relay:
 
     def __init__(self, address: str | uuid.UUID | None = None, url: str | None = None) -> None:
         self.url = (url or relay_url()).rstrip("/")
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            usable = False
+        if "@" in self.url:
+            raise BadCall("a URL with a password in it can't be used: the relay is called with a mailbox's address")
+        if not usable:
             raise BadCall(f"{self.url!r} is no URL of a relay, as in http://127.0.0.1:8080")
-        if "@" in parts.netloc:
-            raise ValueError(
-                "a URL with a password in it can't be used: the relay is called with the mailbox's address"
-            )
         self._address = address
         self._http = requests.Session()
         self._http.trust_env = parts.hostname not in _LOCAL  # a proxy can't know what this machine calls localhost
@@ -295,6 +297,8 @@ class Relay:
             )
         except requests.exceptions.InvalidHeader:
             raise BadCall("an option has a character that can't be sent") from None
+        except requests.exceptions.InvalidURL:
+            raise BadCall(f"{self.url!r} is no URL of a relay") from None
         except requests.RequestException as error:
             raise Unreachable(f"{self.url} does not answer: {_reason(error)}") from None
 
