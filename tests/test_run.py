@@ -89,7 +89,7 @@ def test_signals_are_passed_on(relay: Relay, client: Client, name: str) -> None:
 
 
 def test_the_command_has_the_signals_that_its_caller_has(relay: Relay, client: Client) -> None:
-    # But for 32 and 33, which glibc's posix_spawn leaves ignored: they are its own, and it sets them when it needs them.
+    # But for 32 and 33, which glibc's posix_spawn leaves ignored: they are its own, and it sets them as it needs them.
     show = "sed -n 's/^\\(Sig[BI].*\\)...\\(.......\\)/\\1 \\2/p' /proc/self/status"
     for before in ("", "trap '' HUP INT; "):
         directly = subprocess.run(["sh", "-c", before + show], capture_output=True, text=True).stdout
@@ -388,10 +388,13 @@ def test_bytes_on_a_terminal_are_those_that_it_would_show(
 
 
 def test_ctrl_c_reaches_the_command_once(relay: Relay, client: Client, terminal: Callable[..., Terminal]) -> None:
-    script = (
-        "import signal, sys\ncount = []\nsignal.signal(2, lambda *_: count.append(1))\nprint('ready', flush=True)\n"
-    )
-    script += "signal.pause()\nsys.stdin.readline()\nprint('got', len(count))"
+    script = """import signal, sys
+count = []
+signal.signal(signal.SIGINT, lambda *_: count.append(1))
+print("ready", flush=True)
+while not count: pass
+sys.stdin.readline()
+print("got", len(count))"""
     with_terminal = terminal(*client.command("run", "--", sys.executable, "-c", script))
     with_terminal.expect("ready")
     with_terminal.type("\x03")
@@ -402,10 +405,8 @@ def test_ctrl_c_reaches_the_command_once(relay: Relay, client: Client, terminal:
     page(relay, client)
 
 
-def test_ctrl_c_ends_a_command_that_does_not_mind(
-    relay: Relay, client: Client, terminal: Callable[..., Terminal]
-) -> None:
-    with_terminal = terminal(*client.command("run", "sh", "-c", "echo ready; sleep 60"))
+def test_ctrl_c_ends_a_command(relay: Relay, client: Client, terminal: Callable[..., Terminal]) -> None:
+    with_terminal = terminal(*client.command("run", "sh", "-c", "echo ready; exec sleep 60"))
     with_terminal.expect("ready")
     with_terminal.type("\x03")
     assert with_terminal.end() == 130
