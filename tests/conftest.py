@@ -184,6 +184,15 @@ class Relay:
         return code
 
 
+class _Process(subprocess.Popen[Any]):
+    """One that does not outlive a test that has failed."""
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        if kind:
+            self.kill()
+        super().__exit__(kind, *rest)
+
+
 class Client:
     """The `pagermcp` command in a folder with a session, for a relay at `url`."""
 
@@ -204,7 +213,7 @@ class Client:
         """The command in a process of its own, with pipes unless `options` of Popen say otherwise."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         env = self.environment | (environment or {})
-        return subprocess.Popen(self.command(*arguments), cwd=self.folder, env=env, **{**pipes, **options})
+        return _Process(self.command(*arguments), cwd=self.folder, env=env, **{**pipes, **options})
 
     def __call__(
         self, *arguments: str, input: str | bytes = "", code: int | None = 0, **options: Any

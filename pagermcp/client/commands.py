@@ -251,7 +251,7 @@ def run(
 
 
 @_command(_job_id, _project, _fields, _to, _expect, _outbox, _url)
-@click.argument("pid", type=click.IntRange(1))
+@click.argument("pid", type=click.IntRange(1, (1 << 31) - 1))
 @click.option("--message", metavar="TEXT", callback=_said, help="What the page says; otherwise that it has ended.")
 def pid(
     pid: int,

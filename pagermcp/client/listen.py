@@ -78,6 +78,8 @@ class Listener:
                     with self._lock:
                         self._busy -= 1
                     self._events.put(_ENDED)
+                if self._stopping:
+                    return None
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._events.put(error)
 

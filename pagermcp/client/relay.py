@@ -214,11 +214,13 @@ class Relay:
         failures = 0 if on_trouble else None
         while True:
             left = _POLL_SECONDS if until is None else min(_POLL_SECONDS, until - time.monotonic())
+            if failures is None:  # only a look, to know that there is a relay
+                left = min(left, 0)
             query["timeout"] = f"{left if left > 0 else 0:.3f}"
             try:
                 pages = self._call("GET", "/wait", "pages", read=left + 15, tries=1, params=query)["pages"]
             except RelayError as error:
-                if failures is None or not error.for_now or (until is not None and left <= 0):
+                if failures is None or not error.for_now or (until is not None and time.monotonic() >= until):
                     raise
                 pause = backoff(failures, error.retry_after)
                 if until is not None:

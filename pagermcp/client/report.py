@@ -42,8 +42,6 @@ class Report:
         """Send the page, which also ends the switch; JOB_ID and host are added. Never raises for want of a relay: the
         page is on the disk before it is sent. Raises RelayError when it can't be kept there, and was not accepted."""
         self._ended.set()
-        if self._thread:
-            self._thread.join()  # or else the switch might be set after it was ended
         page = self._outgoing({"JOB_ID": self._job_id, **payload, "host": socket.gethostname()})
         path = None
         if self._outbox:
@@ -51,6 +49,8 @@ class Report:
                 path = self._outbox.put(page)
             except OSError as error:
                 self.trouble = f"the outbox {self._outbox.folder} can't be used: {error.strerror}"
+        if self._thread:
+            self._thread.join()  # or else the switch might be set after it was ended
         if self._outbox and path:
             return self._outbox.flush([path])
         page.deliver(self._relay)
