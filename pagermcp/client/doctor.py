@@ -53,7 +53,7 @@ def _outbox() -> Iterator[Finding]:
         yield Finding("bad", f"the outbox {outbox.folder} can't be read: {error.strerror}", "make it yours: chown -R")
         return
     if waiting:
-        yield Finding("note", f"{waiting} pages wait in the outbox {outbox.folder}", "send them: pagermcp outbox flush")
+        yield Finding("note", f"pages in the outbox {outbox.folder}: {waiting}", "send them: pagermcp outbox flush")
 
 
 def _session() -> Iterator[Finding]:
@@ -103,7 +103,7 @@ def _mailbox(relay: Relay) -> Iterator[Finding]:
         if error.code != "number_cannot_read":
             raise
         return
-    yield Finding("ok", f"the mailbox {relay.number} can be read: {waiting} pages wait")
+    yield Finding("ok", f"the mailbox {relay.number} can be read; pages that wait there: {waiting}")
 
 
 def _wake(relay: Relay, seconds: float, progress: Callable[[str], None]) -> Iterator[Finding]:

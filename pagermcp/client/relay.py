@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ _TRIES = 3
 _TRY_SECONDS = 6.0  # after so long there is no further try
 _POLL_SECONDS = 50.0  # below what proxies cut, and the relay answers by itself
 _LONGEST_PAUSE_SECONDS = 30.0
+_HANDLE = re.compile(r"[0-9]{16}(\.[0-9]{1,9})?", re.ASCII)
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
 Options = Mapping[str, "str | float | None"]
@@ -372,7 +374,10 @@ def backoff(failures: int, retry_after: float | None = None) -> float:
 
 
 def _handle(page: Page | str) -> str:
-    return page if isinstance(page, str) else page.handle
+    handle = page if isinstance(page, str) else page.handle
+    if not _HANDLE.fullmatch(handle):
+        raise BadCall(f"{handle!r} is no page's id or handle, as in 1795981500901952 or 1795981500901952.2")
+    return handle
 
 
 def _moment(text: str | None) -> datetime | None:

@@ -1,0 +1,102 @@
+"""`pagermcp doctor`: what keeps this machine from being woken is found, and each finding says what to do."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from conftest import Client, Relay
+from middle import Cut, Proxy, somebody
+
+import pagermcp
+
+
+def findings(client: Client, *arguments: str, code: int = 0) -> list[dict[str, str]]:
+    done = client("doctor", "--json", *arguments, code=code)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def bad(client: Client, *arguments: str) -> dict[str, str]:
+    (finding,) = (one for one in findings(client, *arguments, code=1) if one["verdict"] == "bad")
+    return finding
+
+
+def test_when_all_is_well_it_says_so_and_leaves_the_mailbox_alone(relay: Relay, client: Client) -> None:
+    relay.notify(client.key, "mine")
+    lines = client("doctor", "--wait", "1").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["ok"] * 4
+    assert lines[1] == f"ok    {relay.url} is a relay, version {pagermcp.__version__}"
+    assert lines[2] == f"ok    the mailbox {client.number} can be read; pages that wait there: 1"
+    assert lines[3].startswith("ok    a wait of 1 s was woken ")
+    assert client.key not in "".join(lines)
+    assert relay.lease(client.key)[0]["attempt"] == 1
+
+
+def test_no_relay_is_bad(client: Client) -> None:
+    finding = bad(client, "--url", "http://127.0.0.1:9")
+    assert finding["what"] == "http://127.0.0.1:9 does not answer: Connection refused"
+    assert "pagermcp serve" in finding["remedy"]
+
+
+def test_a_session_that_others_can_read_is_bad(client: Client) -> None:
+    (client.folder / ".pager_session").chmod(0o644)
+    finding = bad(client, "--wait", "0")
+    assert "mode 644" in finding["what"]
+    assert finding["remedy"] == "chmod 600 ./.pager_session"
+
+
+def test_no_session_and_a_full_outbox_are_worth_a_note(client: Client) -> None:
+    client("send", "--url", "http://127.0.0.1:9", "x")
+    (client.folder / ".pager_session").unlink()
+    notes = [one for one in findings(client, "--wait", "0") if one["verdict"] == "note"]
+    assert notes[0]["what"] == f"pages in the outbox {client.outbox}: 1"
+    assert "pagermcp outbox flush" in notes[0]["remedy"]
+    assert "make one with: pagermcp number" in notes[1]["what"]
+
+
+def test_another_version_is_worth_a_note(client: Client) -> None:
+    with somebody(200, {"version": "9.9", "status": "ok", "pages": []}) as url:
+        notes = [one["what"] for one in findings(client, "--url", url, "--wait", "0", code=1)]
+    assert f"this is pagermcp {pagermcp.__version__}, the relay is 9.9" in notes
+
+
+def test_a_proxy_that_cuts_waits_is_found(relay: Relay, client: Client) -> None:
+    with Proxy(relay.port) as proxy:
+        cutting = threading.Timer(2, proxy.cut)
+        cutting.start()
+        finding = bad(client, "--url", proxy.url, "--wait", "20")
+        cutting.join()
+    assert finding["what"].startswith("a wait was ended after ")
+    assert "proxy_read_timeout" in finding["remedy"]
+
+
+def test_a_proxy_that_buffers_is_found(relay: Relay, client: Client) -> None:
+    def late(data: bytes) -> bytes:
+        if b'"pages":[{"id"' in data:
+            time.sleep(3)  # what a buffer does with the page
+        return data
+
+    with Proxy(relay.port, late) as proxy:
+        finding = bad(client, "--url", proxy.url, "--wait", "0.5")
+    assert finding["what"].startswith("something buffers waits: the page came ")
+    assert "proxy_buffering off" in finding["remedy"]
+
+
+def test_a_proxy_that_swallows_pages_is_found(relay: Relay, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def swallow(data: bytes) -> bytes:
+        if b'"pages":[{"id"' in data:
+            raise Cut
+        return data
+
+    with Proxy(relay.port, swallow) as proxy:
+        assert "a page did not come" in bad(client, "--url", proxy.url, "--wait", "0.5")["what"]
+
+
+def test_a_clock_that_is_off_is_found(start_relay: Callable[..., Relay], client: Client) -> None:
+    ahead = "import datetime, time\nnow = time.time\ntime.time = lambda: now() + 3600\n"
+    ahead += "time_ns = time.time_ns\ntime.time_ns = lambda: time_ns() + 3600 * 10**9"
+    relay = start_relay(prelude=ahead)
+    finding = bad(client, "--url", relay.url, "--wait", "0")
+    assert finding["what"] == "the relay's clock is 3600 s ahead of this machine's"
+    assert "NTP" in finding["remedy"]
