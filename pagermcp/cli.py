@@ -58,7 +58,7 @@ def main(context: click.Context) -> None:
     pagermcp run -- make -j4             # page that mailbox when make has ended
     pagermcp wait --ack                  # wait there for a page
     """
-    if "NO_COLOR" in os.environ:
+    if os.environ.get("NO_COLOR"):
         context.color = False
     if context.invoked_subcommand is None:
         mode = os.environ.get("MODE") or "server"

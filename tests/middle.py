@@ -16,6 +16,7 @@ class Proxy:
     def __init__(self, relay: int, answer: Callable[[bytes], bytes] = lambda data: data, port: int = 0) -> None:
         self.answer = answer
         self.connections = 0
+        self.answers = 0
         self._relay = relay
         self._listening = socket.create_server(("127.0.0.1", port))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
@@ -53,9 +54,14 @@ class Proxy:
             self._open |= {client, relay}
             there = threading.Thread(target=self._pump, args=[client, relay, lambda data: data])
             there.start()
-            self._pump(relay, client, lambda data: self.answer(data))
+            self._pump(relay, client, self._changed)
             there.join()
             self._open -= {client, relay}
+
+    def _changed(self, data: bytes) -> bytes:
+        changed = self.answer(data)
+        self.answers += 1
+        return changed
 
     def _pump(self, source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes]) -> None:
         with contextlib.suppress(OSError, Cut):
@@ -76,18 +82,21 @@ def cut(data: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def somebody(status: int, body: Any, **headers: str) -> Iterator[str]:
-    """A server that answers everything like this; its URL."""
+def somebody(status: int, body: Any, asked: list[str] | None = None, **headers: str) -> Iterator[str]:
+    """A server that answers everything like this; its URL. asked: gets the path of each request."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            if asked is not None:
+                asked.append(self.path)
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             self.send_response(status)
             for name, value in {"Content-Length": str(len(content)), **headers}.items():
                 self.send_header(name.replace("_", "-"), value)
             self.end_headers()
-            self.wfile.write(content)
+            with contextlib.suppress(ConnectionError):  # it has read enough
+                self.wfile.write(content)
 
         do_POST = do_GET  # noqa: N815
 

@@ -1,5 +1,6 @@
 """`pagermcp listen`: stays connected, loses nothing, and has a command handle what comes."""
 
+import contextlib
 import json
 import random
 import signal
@@ -112,10 +113,10 @@ def test_a_command_that_fails_gets_the_page_again_later(
     until(lambda: state(relay, client, id) == "scheduled")
     receipt = relay.receipt(client.key, id)
     assert (client.folder / "attempts").read_text() == "1\n"
-    assert 3 < json_age(receipt["due_at"]) < 5.5
-    until(lambda: (client.folder / "attempts").read_text() == "1\n2\n")
+    assert 8 < json_age(receipt["due_at"]) < 10.5
+    until(lambda: (client.folder / "attempts").read_text() == "1\n2\n", 20)
     until(lambda: state(relay, client, id) == "scheduled")
-    assert 8 < json_age(relay.receipt(client.key, id)["due_at"]) < 10.5
+    assert 38 < json_age(relay.receipt(client.key, id)["due_at"]) < 40.5
     assert f"page {id}: the command failed with exit code 3" in stop(process)
 
 
@@ -232,7 +233,10 @@ def test_a_relay_that_restarts_is_found_again(start_relay: Callable[..., Relay],
     relay.stop()
 
 
-@pytest.mark.parametrize("arguments", [["--jobs", "2"], ["--jobs", "0", "--exec", "x"], ["--lease", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--jobs", "2"], ["--jobs", "0", "--exec", "x"], ["--lease", "x"], ["--lease", "0.5"], ["--lease", "13h"]],
+)
 def test_a_wrong_call_is_refused(client: Client, arguments: list[str]) -> None:
     client("listen", *arguments, code=2)
 
@@ -250,3 +254,101 @@ def test_mode_client_makes_a_session_and_listens(relay: Relay, client: Client) -
         relay.notify(key, "hi")
         assert json.loads(process.stdout.readline())["payload"] == {"message": "hi"}
         assert stop(process) == ""
+
+
+def test_a_command_that_does_not_want_to_end_is_killed_at_the_third_signal(
+    relay: Relay, client: Client, listen: Callable[..., Any]
+) -> None:
+    process = listen("--exec", "trap '' TERM; touch began; sleep 60; sleep 60")
+    id = relay.notify(client.key).json()["id"]
+    until((client.folder / "began").exists)
+    for _ in range(3):
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.3)  # signals of one kind that come at once are one
+    assert "was killed by signal 9" in process.communicate(timeout=20)[1]
+    assert process.returncode == 0
+    assert state(relay, client, id) == "scheduled"
+
+
+def test_a_stop_does_not_wait_for_a_relay_that_has_gone(start_relay: Callable[..., Relay], tmp_path: Path) -> None:
+    relay = start_relay()
+    client = Client(tmp_path, relay.url)
+    options = ["--lease", "1h", "--exec", "touch began; while [ ! -e go ]; do sleep 0.05; done"]
+    with client.start("listen", *options) as process:
+        relay.notify(client.key)
+        until((client.folder / "began").exists)
+        relay.stop(signal.SIGKILL)
+        (client.folder / "go").touch()
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        assert "could not be acknowledged, and may come again" in process.communicate(timeout=20)[1]
+    assert process.returncode == 0
+
+
+def test_a_reader_who_does_not_read_can_not_keep_it_from_ending(relay: Relay, client: Client) -> None:
+    with client.start("listen") as process:
+        for _ in range(3):
+            relay.notify(client.key, "x" * 60_000)
+        until(lambda: len(list(relay.spool.glob(f"leased/{client.number}/*"))) == 1)
+        until(lambda: not list(relay.spool.glob(f"leased/{client.number}/*")) or process.poll() is None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            process.send_signal(number)
+        assert process.wait(20) == 0
+        process.communicate()
+
+
+def test_a_stop_kills_no_page_however_many_jobs_there_are(
+    relay: Relay, client: Client, listen: Callable[..., Any]
+) -> None:
+    process = listen("--jobs", "8", "--exec", "touch began; while [ ! -e go ]; do sleep 0.05; done")
+    relay.notify(client.key)
+    until((client.folder / "began").exists)
+    process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(0.3)
+    second = relay.notify(client.key).json()["id"]
+    until(lambda: relay.receipt(client.key, second)["attempt"] <= 2)
+    (client.folder / "go").touch()
+    assert process.wait(20) == 0
+    receipt = relay.receipt(client.key, second)
+    assert (receipt["state"], receipt["attempt"] <= 2) == ("waiting", True)
+
+
+def test_in_any_locale_a_command_gets_its_page(relay: Relay, client: Client, listen: Callable[..., Any]) -> None:
+    id = relay.notify(client.key, "grüße").json()["id"]
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    process = listen("--exec", 'printf %s "$PAGER_MESSAGE" >message', environment=plain)
+    until(lambda: state(relay, client, id) == "acknowledged")
+    assert (client.folder / "message").read_bytes() == "grüße".encode()
+    assert stop(process) == ""
+
+
+def test_a_page_that_has_failed_for_the_last_time_is_said_to_be_dead(
+    relay: Relay, client: Client, listen: Callable[..., Any]
+) -> None:
+    id = relay.notify(client.key).json()["id"]
+    (relay.new(client.key) / f"{id}.json").rename(relay.new(client.key) / f"{id}.5.json")
+    process = listen("--exec", "false")
+    until(lambda: state(relay, client, id) == "dead")
+    assert f"pagermcp replay {id}" in stop(process)
+
+
+@pytest.mark.parametrize("command", ["", "  "])
+def test_no_command_is_not_a_command(client: Client, command: str) -> None:
+    assert "--exec has no command" in client("listen", "--exec", command, code=2).stderr
+
+
+def test_a_signal_that_its_caller_ignores_is_ignored(relay: Relay, client: Client) -> None:
+    script = f"trap '' INT; exec {' '.join(client.command('listen'))}"
+    process = subprocess.Popen(
+        ["sh", "-c", script], cwd=client.folder, env=client.environment, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        until(lambda: relay.new(client.key).is_dir())
+        process.send_signal(signal.SIGINT)
+        relay.notify(client.key, "still there")
+        assert process.stdout is not None
+        assert "still there" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0

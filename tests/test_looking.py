@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from conftest import Client, Relay, until
+from middle import somebody
 
 from pagermcp.client import Page
 from pagermcp.client.show import age, in_one_line, json_line, plain, summary, table
 
-NASTY = "\x1b[31mred\x1b[0m \x9b1m \u202etxt \u200bzero\u2028line\ttab\r\n\x07 end"
+NASTY = "\x1b[31mred\x1b[0m \x9b1m \u202etxt \u200bzero\u2028line\ttab\r\n\x07\U000e0041\ufff9 end"
 
 
 def test_the_inbox_shows_what_waits_is_leased_and_is_to_come(relay: Relay, client: Client) -> None:
@@ -102,7 +103,7 @@ def test_no_control_character_of_a_page_reaches_the_terminal(relay: Relay, clien
         printed = client(command, *([id] if command == "show" else []), *arguments).stdout
         assert "end" in printed
         assert [c for c in printed if ord(c) < 32 and c != "\n"] == []
-        assert not set(printed) & set("\x9b\u202e\u200b\u2028")
+        assert not set(printed) & set("\x9b\u202e\u200b\u2028\U000e0041\ufff9")
 
 
 def test_a_number_only_sends(relay: Relay, client: Client) -> None:
@@ -127,7 +128,7 @@ def test_a_json_line_parses_to_the_same_value_and_is_one_line_of_utf8(text: str)
 
 
 def test_what_harms_is_shown_as_an_escape_and_the_rest_as_it_is() -> None:
-    assert plain("a\x1bb\x9b\u202e\ud800\tc\r\nd\re") == "a\\x1bb\\x9b\\u202e\\ud800    c\nd\\x0de"
+    assert plain("a\x1bb\x9b\u202e\ud800\tc\r\nd\re") == "a\\x1bb\\x9b\\u202e\\ud800    c\nd\\re"
     assert in_one_line("a\n\nb  c") == "a b c"
     assert in_one_line(None) == ""
     assert in_one_line({"é": 1}) == '{"é": 1}'
@@ -162,3 +163,31 @@ def test_columns_are_as_wide_as_they_must_be(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "60")
     cut = table(["A", "B", "C"], rows)[1]
     assert (len(cut), cut[-1]) == (60, "…")
+
+
+def test_one_page_does_not_spoil_the_table(relay: Relay, client: Client) -> None:
+    relay.notify(client.key, json={"JOB_ID": "j" * 3000, "status": "s" * 3000, "message": "m"})
+    title, row = client("inbox").stdout.splitlines()
+    assert len(row) < 120
+    assert row.endswith("…  m")
+
+
+def test_of_pages_that_were_sent_again_in_part_the_new_ids_are_told(
+    start_relay: Callable[..., Relay], tmp_path: Path
+) -> None:
+    relay = start_relay(MAX_MESSAGES_PER_MAILBOX=2)
+    client = Client(tmp_path, relay.url)
+    ids = []
+    for _ in range(3):
+        ids.append(relay.notify(client.key).json()["id"])
+        client("wait", "--ack")
+    done = client("replay", *ids, code=8)
+    assert done.stdout.split() == [page["id"] for page in relay.lease(client.key, "max=9&lease=9")]
+    assert "the mailbox is full" in done.stderr
+
+
+@pytest.mark.parametrize("pages", [[{}], "abc", None, [5], [{"id": 1}]])
+def test_pages_that_are_none_are_one_line(client: Client, pages: object) -> None:
+    with somebody(200, {"pages": pages}) as url:
+        error = client("inbox", "--url", url, code=3).stderr
+    assert error.count("\n") == 1

@@ -3,10 +3,11 @@
 import os
 import subprocess
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import NOBODY, Client, as_root, number, require
+from conftest import NOBODY, Client, as_root, as_user, number, require
 
 
 @pytest.fixture
@@ -126,4 +127,72 @@ def test_one_that_holds_no_address_is_said(client: Client, content: str, says: s
 
 def test_a_folder_that_is_not_there_is_one_line(client: Client) -> None:
     error = client("number", environment={"PAGER_SESSION_FILE": "no/where"}, code=2).stderr
-    assert error == "pagermcp: no/where: No such file or directory; name another with PAGER_SESSION_FILE\n"
+    assert error == "pagermcp: no/where: No such file or directory; name another file with PAGER_SESSION_FILE\n"
+
+
+@as_root
+def test_a_link_gives_nobody_another_file(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    os.chown(tmp_path / "project", NOBODY, NOBODY)
+    (tmp_path / "victim").write_text("secret")
+    (tmp_path / "victim").chmod(0o644)
+    (tmp_path / "hard").write_text(f"{uuid.uuid4()}\n")
+    (tmp_path / "project" / ".pager_session").symlink_to(tmp_path / "victim")
+    assert "holds no UUID" in client("number", environment={"PROJECT_DIR": "project"}, code=2).stderr
+    (tmp_path / "project" / ".pager_session").unlink()
+    (tmp_path / "project" / ".pager_session").hardlink_to(tmp_path / "hard")
+    client("number", environment={"PROJECT_DIR": "project"})
+    for name in ("victim", "hard"):
+        assert (tmp_path / name).stat().st_uid == 0
+    assert oct((tmp_path / "victim").stat().st_mode)[-3:] == "644"
+
+
+@as_root
+def test_one_that_somebody_else_has_put_there_is_refused(shared_folder: Path) -> None:
+    os.chown(shared_folder, 0, 0)
+    os.chmod(shared_folder, 0o1777)
+    planted = shared_folder / ".pager_session"
+    planted.write_text(f"{uuid.uuid4()}\n")
+    planted.chmod(0o644)
+    read = f"read_session({str(planted)!r})"
+    for owner, refused in ((222, True), (NOBODY, False), (0, False)):
+        os.chown(planted, owner, owner)
+        command = as_user(NOBODY, "from pagermcp.client.session import read_session", read)
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert ("belongs to uid 222" in done.stderr) == refused
+
+
+def test_where_git_can_not_be_kept_from_it_that_is_said(client: Client, tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / ".git" / "info" / "exclude").unlink()
+    (tmp_path / ".git" / "info" / "exclude").mkdir()
+    done = client("number")
+    assert done.stdout == number(session(client).read_text().strip()) + "\n"
+    assert "could not be kept out of git" in done.stderr
+    assert ".gitignore" in done.stderr
+
+
+def test_without_git_a_tracked_one_is_known_and_a_worktree_is_found(client: Client, tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", "main")
+    git(tmp_path / "main", "commit", "-q", "--allow-empty", "-m", "first")
+    git(tmp_path / "main", "worktree", "add", "-q", "../tree")
+    without_git = {"PATH": "/nonexistent", "PROJECT_DIR": "tree"}
+    client("number", environment=without_git)
+    assert git(tmp_path / "tree", "status", "--porcelain") == ""
+    git(tmp_path / "tree", "add", "-f", ".pager_session")
+    assert "git tracks" in client("number", environment=without_git, code=2).stderr
+    other = {"PROJECT_DIR": "tree", "GIT_DIR": str(tmp_path / "main" / ".git")}  # as in a hook of another repository
+    assert "git tracks" in client("number", environment=other, code=2).stderr
+
+
+def test_a_number_has_no_key_to_print(client: Client) -> None:
+    mine = number(str(uuid.uuid4()))
+    session(client).write_text(mine)
+    assert client("number").stdout == mine + "\n"
+    assert "its key is elsewhere" in client("number", "--key", code=2).stderr
+
+
+@pytest.mark.parametrize(("make", "says"), [(os.mkfifo, "can't be read"), (os.mkdir, "can't be read")])
+def test_what_is_no_file_is_said(client: Client, make: Callable[[Path], None], says: str) -> None:
+    make(session(client))
+    assert says in client("number", code=2).stderr

@@ -3,13 +3,15 @@
 import json
 import os
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Client, Relay
+from conftest import Client, Relay, until
 from middle import Proxy, cut, somebody
 
 NOWHERE = "http://127.0.0.1:9"
@@ -57,8 +59,12 @@ def test_a_page_is_kept_durably_for_its_owner_alone_and_names_no_key(client: Cli
 def test_the_next_page_brings_the_kept_ones_with_it(relay: Relay, client: Client) -> None:
     keep(client, "first")
     keep(client, "second")
-    assert "2 sent, 0 left, 0 refused" in client("send", "third").stderr
-    assert messages(relay, client) == ["third", "first", "second"]
+    other = Client(client.folder, relay.url)  # with the same outbox, and another mailbox
+    keep(other, "to another")
+    (client.folder / ".pager_session").write_text(client.key)
+    assert "from the outbox: 1 sent, 0 left, 0 refused" in client("send", "third").stderr
+    assert messages(relay, client) == ["first", "second", "third"]  # in the order in which they were sent
+    assert messages(relay, other) == ["to another"]
     assert not waiting(client)
 
 
@@ -91,7 +97,7 @@ def test_a_page_that_arrived_though_nobody_said_so_comes_once(relay: Relay, clie
 
 
 def test_flushes_at_the_same_time_send_each_page_once(relay: Relay, client: Client) -> None:
-    kept = [keep(client, f"page {number}")["payload"] for number in range(8)]
+    kept = [keep(client, f"page {number}")["payload"] for number in range(4)]
     flushes = [client.start("outbox", "flush") for _ in range(4)]
     for flush in flushes:
         assert flush.communicate()[1] == ""
@@ -134,11 +140,27 @@ def test_what_a_relay_will_never_take_is_put_aside_with_the_reason(full_relay: R
     assert not waiting(client)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"x": 1}', '{"url": "x"}', "\x00" * 100])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"x": 1}',
+        '{"url": "x"}',
+        "\x00" * 100,
+        "[" * 100_000,
+        '{"url": 5, "to": "UUID", "payload": "x", "idempotency_key": "x", "created": 1}',
+        '{"url": "http://x", "to": "UUID", "payload": "x", "idempotency_key": "x", "created": NaN}',
+        '{"url": "http://x", "to": "UUID", "payload": "x", "idempotency_key": "x", "created": 1, "expires": "1h"}',
+        '{"url": "http://[", "to": "UUID", "payload": "x", "idempotency_key": "x", "created": 1}',
+    ],
+)
 def test_a_broken_file_is_put_aside_and_holds_up_nobody(relay: Relay, client: Client, content: str) -> None:
     keep(client, "hi")
-    (client.outbox / "new" / "0-broken.json").write_text(content)
-    assert "0-broken.json" in client("outbox").stderr
+    (client.outbox / "new" / "0-broken.json").write_text(content.replace("UUID", client.number))
+    if "//[" not in content:
+        assert "0-broken.json" in client("outbox").stderr
     assert client("outbox", "flush", code=10).stdout == "1 sent, 0 left, 1 refused\n"
     assert messages(relay, client) == ["hi"]
     assert (client.outbox / "refused" / "0-broken.why").exists()
@@ -183,3 +205,71 @@ def test_a_sender_that_is_killed_leaves_a_whole_page_or_none(client: Client, aft
     process.communicate()
     for path in waiting(client):
         assert json.loads(path.read_text())["payload"] == "hi"
+
+
+def test_the_page_is_on_the_disk_while_it_is_being_sent(client: Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with client.start("send", "--url", url, "hi") as process:
+            until(lambda: waiting(client))
+            process.kill()
+            process.communicate()
+    assert json.loads(waiting(client)[0].read_text())["payload"] == "hi"
+
+
+def test_a_newer_page_does_not_overtake_an_older_one_to_the_same_mailbox(relay: Relay, client: Client) -> None:
+    keep(client, "--replace", "progress", "50 %")
+    keep(client, "--run", "night", "--expect", "1h", "begun")
+    client("send", "--replace", "progress", "100 %")
+    client("send", "--run", "night", "ended")
+    assert messages(relay, client) == ["begun", "100 %", "ended"]
+    assert not list(relay.spool.glob(f"runs/{client.number}/*.json"))
+
+
+def test_a_report_that_comes_too_late_is_delivered_and_the_run_is_lost(relay: Relay, client: Client) -> None:
+    keep(client, "--run", "night", "--expect", "30m", "begun")
+    keep(client, "--run", "other", "--expect", "30m", "")  # but a bare switch would be an alarm about nothing
+    for path in waiting(client):
+        rewrite(path, created=json.loads(path.read_text())["created"] - 5400)
+    assert client("outbox", "flush", code=10).stdout == "1 sent, 0 left, 1 refused\n"
+    pages = until(lambda: (len(found := relay.lease(client.key, "max=9&timeout=5")) == 2 and found) or None)
+    assert [page["payload"].get("status", page["payload"]["message"]) for page in pages] == ["begun", "lost"]
+
+
+def test_what_was_put_aside_is_listed_with_the_reason(full_relay: Relay, tmp_path: Path) -> None:
+    client = Client(tmp_path, full_relay.url)
+    keep(client, "x" * 2000)
+    client("outbox", "flush", code=10)
+    assert "refused: the body has 2000 bytes" in client("outbox").stdout
+    assert "2000 bytes" in json.loads(client("outbox", "--json").stdout)["refused"]
+
+
+def test_any_idempotency_key_can_be_kept(relay: Relay, client: Client) -> None:
+    keep(client, "--idempotency-key", "build/42/../done", "hi")
+    client("outbox", "flush")
+    client("send", "--idempotency-key", "build/42/../done", "hi")
+    assert messages(relay, client) == ["hi"]
+
+
+def test_one_page_that_a_proxy_will_not_have_holds_up_no_other(relay: Relay, client: Client) -> None:
+    with somebody(500, b"<html>") as url:
+        client("send", "--url", url, "big")
+        keep(client, "small")
+        assert client("outbox", "flush", code=3).stdout == "1 sent, 1 left, 0 refused\n"
+    assert messages(relay, client) == ["small"]
+
+
+def test_a_relay_that_is_away_does_not_delay_what_is_sent_to_another(relay: Relay, client: Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        keep(client, "hi")
+        rewrite(waiting(client)[0], url=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        client("send", "now")
+        client("run", "true")
+    assert time.monotonic() - began < 8
+
+
+def test_without_a_home_it_is_said_and_no_folder_is_made_here(client: Client) -> None:
+    done = client("send", "--url", NOWHERE, "hi", environment={"XDG_STATE_HOME": "relative"}, code=3)
+    assert "say where with XDG_STATE_HOME" in done.stderr or "can't be used" in done.stderr
+    assert not (client.folder / "relative").exists()

@@ -167,3 +167,41 @@ def test_one_relay_serves_many_threads(relay: Relay, mine: api.Relay) -> None:
     pages = mine.wait(timeout=0, max=100)
     assert len(pages) == 60
     assert len({page.id for page in pages}) == 60
+
+
+def test_what_is_cut_after_a_while_is_connected_again_without_a_word(
+    relay: Relay, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagermcp.client.relay._CUT_SECONDS", 0.3)
+    troubles: list[str] = []
+    with Proxy(relay.port) as proxy:
+        mine = api.Relay(key, proxy.url)
+        cutting = threading.Timer(0.6, proxy.cut)
+        paging = threading.Timer(2, lambda: api.Relay(key, relay.url).send("x"))
+        for timer in (cutting, paging):
+            timer.start()
+        pages = mine.wait(timeout=20, on_trouble=lambda error, pause: troubles.append(str(error)))
+        for timer in (cutting, paging):
+            timer.join()
+    assert [page.payload["message"] for page in pages] == ["x"]
+    assert troubles == []
+
+
+def test_times_and_texts_that_make_no_sense_are_bad_calls(mine: api.Relay) -> None:
+    assert mine.wait(timeout=-20) == []
+    with pytest.raises(api.BadCall, match="surrogate"):
+        mine.send("\ud800")
+    mine.send({"half": "\ud800"})
+    assert mine.wait(timeout=0)[0].payload == {"half": "\ud800"}
+    with pytest.raises(api.BadCall, match="no page's id"):
+        mine.ack(5)  # type: ignore[arg-type]
+    with pytest.raises(api.InvalidAddress):
+        api.Relay("no key", mine.url).send("x")
+
+
+def test_a_relay_can_ask_for_patience_but_not_for_ever(key: str) -> None:
+    full = {"error": {"code": "mailbox_full", "message": "full", "hint": "wait"}}
+    for header, seconds in (("7", 7.0), ("86400", 300.0), ("9" * 25, None), ("Tue, 1 Jan", None)):
+        with somebody(429, full, Retry_After=header) as url, pytest.raises(api.Refused) as raised:
+            api.Relay(key, url, tries=1).send("x")
+        assert raised.value.retry_after == seconds

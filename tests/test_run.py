@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import socket
 import struct
@@ -213,7 +214,7 @@ def test_a_reader_who_is_slow_holds_up_the_command_and_not_the_page(relay: Relay
         assert process.communicate(timeout=30)[0].count("\n") == 20000
 
 
-@pytest.mark.parametrize("output", ["| head -1", ">/dev/full", ">&-"])
+@pytest.mark.parametrize("output", ["| head -1", ">/dev/full"])
 def test_output_that_nobody_takes_ends_the_command_as_it_would_have(relay: Relay, client: Client, output: str) -> None:
     command = " ".join(client.command("run", "yes"))
     subprocess.run(["sh", "-c", f"{command} {output}"], cwd=client.folder, env=client.environment, timeout=30)
@@ -226,6 +227,67 @@ def test_without_a_session_or_with_a_wrong_option_nothing_is_run(client: Client)
     (client.folder / ".pager_session").unlink()
     assert "pagermcp number" in client("run", "touch", "run", code=2).stderr
     assert not (client.folder / "run").exists()
+
+
+def test_what_a_helper_says_as_the_command_ends_is_not_lost(relay: Relay, client: Client) -> None:
+    require("bash", "bash")
+    script = "exec > >(while read l; do echo helped $l; done); for i in $(seq 50); do echo $i; done; exit 3"
+    for _ in range(5):
+        assert len(client("run", "bash", "-c", script, code=3).stdout.splitlines()) == 50
+        assert page(relay, client)["logs"].endswith("helped 50\n")
+
+
+def test_output_that_could_not_be_written_is_said(relay: Relay, client: Client) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = client("run", "echo", "hi", stdout=full)
+    assert done.stderr == "pagermcp: the output could not be written: No space left on device\n"
+    paged = page(relay, client)
+    assert (paged["output_lost"], paged["logs"]) == ("No space left on device", "hi\n")
+
+
+def test_an_output_that_the_caller_has_closed_is_closed_for_the_command(relay: Relay, client: Client) -> None:
+    for closed in ("2>&-", ">&-", "<&-"):
+        script = f"echo x; echo y >&2; ls /proc/self/fd >{client.folder}/fds; exit 5"
+        command = f"{' '.join(client.command('run', '--', 'sh', '-c'))} '{script}' {closed}"
+        done = subprocess.run(["sh", "-c", command], cwd=client.folder, env=client.environment, capture_output=True)
+        assert done.returncode == 5
+        page(relay, client)
+
+
+def test_a_signal_just_after_the_end_does_not_lose_the_page(relay: Relay, client: Client) -> None:
+    for _ in range(3):
+        client("run", "sh", "-c", "(sleep 0.03; kill -TERM $PPID; sleep 1) & exit 3", code=3)
+        assert page(relay, client)["exit_code"] == 3
+
+
+def test_an_empty_command_is_not_found(relay: Relay, client: Client) -> None:
+    assert client("run", "", code=127).stderr == "pagermcp: : not found\n"
+    page(relay, client)
+
+
+def test_a_script_without_a_first_line_is_run_as_a_shell_would(relay: Relay, client: Client) -> None:
+    (client.folder / "script").write_text('echo "$0 $1"; exit 4')
+    (client.folder / "script").chmod(0o755)
+    assert client("run", "./script", "arg", code=4).stdout == "./script arg\n"
+    page(relay, client)
+
+
+def test_the_commands_environment_is_the_callers(relay: Relay, client: Client) -> None:
+    kept = {name: client.environment[name] for name in ("PATH", "HOME", "PAGER_URL", "XDG_STATE_HOME")}
+    command = client.command("run", "env")
+    done = subprocess.run(command, cwd=client.folder, env=kept, capture_output=True, text=True, timeout=30)
+    assert dict(line.split("=", 1) for line in done.stdout.splitlines()) == kept
+    page(relay, client)
+
+
+def test_a_page_that_is_too_large_comes_without_the_output(start_relay: Callable[..., Relay], tmp_path: Path) -> None:
+    relay = start_relay(MAX_MESSAGE_BYTES=4000)
+    client = Client(tmp_path, relay.url)
+    client("run", "--tail", "999", "sh", "-c", "seq 1 3000; exit 3", code=3)
+    paged = page(relay, client)
+    assert paged["logs"].startswith("[left out: the body has ")
+    assert paged["exit_code"] == 3
+    assert not list(client.outbox.glob("*/*.json"))
 
 
 # with the relay away
@@ -348,6 +410,13 @@ class Terminal:
         os.close(self.master)
 
 
+def processes_below(pid: int) -> list[str]:
+    """The state of all children of a process, and theirs, from /proc."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    below = [one for child in children for one in processes_below(int(child))]
+    return [Path(f"/proc/{child}/stat").read_text() for child in children] + below
+
+
 @pytest.fixture
 def terminal(client: Client) -> Iterator[Callable[..., Terminal]]:
     terminals: list[Terminal] = []
@@ -364,7 +433,8 @@ def terminal(client: Client) -> Iterator[Callable[..., Terminal]]:
 def test_a_terminal_stays_one_of_the_same_size(relay: Relay, client: Client, terminal: Callable[..., Terminal]) -> None:
     script = "test -t 0 && test -t 1 && test -t 2 && echo all; read x; stty size <&1; "
     script += "trap 'stty size <&1' WINCH; echo go; read y; read z"
-    with_terminal = terminal(*client.command("run", "--tail", "2", "sh", "-c", script))
+    nested = f"sh -c {shlex.quote(script)}; true"  # its grandchild has to know too
+    with_terminal = terminal(*client.command("run", "--tail", "2", "sh", "-c", nested))
     with_terminal.expect("all\r\n")
     with_terminal.type("\n")
     with_terminal.expect("33 101\r\n")
@@ -409,8 +479,39 @@ def test_ctrl_c_ends_a_command(relay: Relay, client: Client, terminal: Callable[
     with_terminal = terminal(*client.command("run", "sh", "-c", "echo ready; exec sleep 60"))
     with_terminal.expect("ready")
     with_terminal.type("\x03")
-    assert with_terminal.end() == 130
-    assert page(relay, client)["signal"] == signal.SIGINT
+    assert with_terminal.end() == -signal.SIGINT  # as a shell wants it; it says 130
+    paged = page(relay, client)
+    assert (paged["signal"], paged["exit_code"]) == (signal.SIGINT, 130)
+
+
+def test_ctrl_c_reaches_a_command_in_a_group_of_its_own(
+    relay: Relay, client: Client, terminal: Callable[..., Terminal]
+) -> None:
+    with_terminal = terminal(*client.command("run", "timeout", "60", "sh", "-c", "echo ready; exec sleep 60"))
+    with_terminal.expect("ready")
+    with_terminal.type("\x03")
+    with_terminal.end()
+    assert page(relay, client)["exit_code"] != 0
+
+
+def test_ctrl_c_ends_a_shells_loop(relay: Relay, client: Client, terminal: Callable[..., Terminal]) -> None:
+    require("bash", "bash")
+    loop = f"for i in 1 2; do echo round $i; {' '.join(client.command('run', 'sleep', '60'))}; done; echo after"
+    shell = terminal("bash", "-c", loop)
+    shell.expect("round 1")
+    until(lambda: any("(sleep)" in one for one in processes_below(shell.pid)))
+    shell.type("\x03")
+    shell.end()
+    assert b"round 2" not in shell.output
+    page(relay, client)
+
+
+def test_a_closed_terminal_reaches_the_command(relay: Relay, client: Client) -> None:
+    with_terminal = Terminal(client, client.command("run", "sh", "-c", "echo ready; exec sleep 60"))
+    with_terminal.expect("ready")
+    with_terminal.close()
+    os.waitpid(with_terminal.pid, 0)
+    assert page(relay, client)["signal"] == signal.SIGHUP
 
 
 def test_a_shells_job_control_works(relay: Relay, client: Client, terminal: Callable[..., Terminal]) -> None:
@@ -421,6 +522,7 @@ def test_a_shells_job_control_works(relay: Relay, client: Client, terminal: Call
     shell.expect("begun\r\n")
     shell.type("\x1a")
     shell.expect("Stopped.*\\$ ")
+    until(lambda: all(" T " in one for one in processes_below(shell.pid)))  # the one that reads may be a little later
     shell.type("fg\n")
     shell.expect("exit 6.*\r\n")
     shell.type("word\n")

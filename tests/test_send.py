@@ -10,6 +10,8 @@ import pytest
 from conftest import Client, Relay, new_key, number, until
 from middle import Proxy, cut, somebody
 
+import pagermcp.client as api
+
 
 def payload(relay: Relay, client: Client) -> Any:
     (page,) = relay.lease(client.key)
@@ -107,6 +109,8 @@ def test_options_reach_the_relay(relay: Relay, client: Client) -> None:
         (["--field", "uuid=x", "m"], "NAME=VALUE"),
         (["--json", "{"], "not JSON"),
         (["--json", "[1]"], "JSON object"),
+        (["--json", '{"uuid": "x"}'], "--to"),
+        (["--json", "[" * 100_000], "not JSON"),
         (["--url", "ftp://x", "m"], "no URL of a relay"),
         (["--url", "http://user:secret@host", "m"], "password"),
         (["--url", "http://host:x", "m"], "no URL of a relay"),
@@ -192,3 +196,46 @@ def test_a_silent_pipe_is_said_and_waited_for(relay: Relay, client: Client) -> N
     assert process.returncode == 0
     until(lambda: output)
     assert payload(relay, client) == {"message": "late"}
+
+
+def test_without_standard_error_a_page_that_was_sent_is_a_success(relay: Relay, client: Client) -> None:
+    command = " ".join(client.command("send", "m"))
+    done = subprocess.run(["sh", "-c", f"{command} 2>&-"], cwd=client.folder, env=client.environment, timeout=30)
+    assert done.returncode == 0
+    assert payload(relay, client) == {"message": "m"}
+
+
+def test_an_older_relay_that_accepts_without_an_id_has_accepted(client: Client) -> None:
+    with somebody(202, {"accepted": True, "queued": 1}) as url:
+        assert client("send", "--url", url, "m").stdout == ""
+    assert not list(client.outbox.glob("new/*.json"))
+
+
+def test_what_the_relay_says_can_not_colour_the_terminal(client: Client) -> None:
+    with somebody(202, {"accepted": True, "id": "\x1b[31m1", "last_read": "never"}) as url:
+        assert client("send", "--url", url, "m").stdout == "\\x1b[31m1\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(200, {"other": "JSON"}), (413, b"<html>too large"), (404, b"<html>"), (202, {"accepted": False})],
+)
+def test_an_answer_that_is_final_is_not_asked_for_again(client: Client, status: int, body: object) -> None:
+    asked: list[str] = []
+    with somebody(status, body, asked) as url:
+        client("send", "--url", url, "m", code=3)
+    assert len(asked) == 1
+    assert not list(client.outbox.glob("*/*.json"))
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b"<html>log in to this network"])
+def test_what_says_nothing_of_the_page_leaves_it_kept(client: Client, body: bytes) -> None:
+    with somebody(200, body) as url:
+        assert "not as a relay does" in client("send", "--url", url, "m").stderr
+    assert len(list(client.outbox.glob("new/*.json"))) == 1
+
+
+def test_an_answer_without_end_is_cut_off(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagermcp.client.relay._MOST_ANSWER_BYTES", 100_000)
+    with somebody(200, b" " * 1_000_000) as url, pytest.raises(api.Unreachable, match="without end"):
+        api.Relay(client.key, url, tries=1).send("m")

@@ -84,7 +84,7 @@ def test_a_reader_that_is_killed_before_it_has_printed_gets_it_again(relay: Rela
 
 def test_a_relay_that_goes_away_while_it_waits_is_connected_again(relay: Relay, client: Client) -> None:
     with Proxy(relay.port) as proxy, client.start("wait", "--ack", "--url", proxy.url) as process:
-        until(lambda: relay.new(client.key).is_dir())
+        until(lambda: proxy.answers)  # it has looked, and begins to wait
         proxy.cut()
         until(lambda: proxy.connections == 2)
         id = relay.notify(client.key).json()["id"]

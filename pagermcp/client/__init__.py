@@ -9,7 +9,19 @@ for page in relay.listen(lease=60):
     relay.ack(page)
 """
 
-from pagermcp.client.relay import BadCall, Page, Refused, Relay, RelayError, Sent, Unreachable
+from pagermcp.address import InvalidAddress
+from pagermcp.client.relay import BadCall, NotARelay, Page, Refused, Relay, RelayError, Sent, Unreachable
 from pagermcp.client.session import NoSession
 
-__all__ = ["BadCall", "NoSession", "Page", "Refused", "Relay", "RelayError", "Sent", "Unreachable"]
+__all__ = [
+    "BadCall",
+    "InvalidAddress",
+    "NoSession",
+    "NotARelay",
+    "Page",
+    "Refused",
+    "Relay",
+    "RelayError",
+    "Sent",
+    "Unreachable",
+]

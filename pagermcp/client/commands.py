@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
+import math
 import os
 import select
 import signal
@@ -19,16 +19,17 @@ import click
 from pagermcp import address
 from pagermcp.client import doctor as health
 from pagermcp.client import runner, show
-from pagermcp.client.listen import Commands, Listener
-from pagermcp.client.outbox import Flushed, Outbox, Outgoing
-from pagermcp.client.relay import BadCall, Page, Refused, Relay, RelayError, Sent, Unreachable
+from pagermcp.client.listen import CannotRun, Commands, Listener
+from pagermcp.client.outbox import Flushed, Kept, Outbox, Outgoing, deliver
+from pagermcp.client.relay import BadCall, NotARelay, Page, Refused, Relay, RelayError, Unreachable
 from pagermcp.client.report import Report
 from pagermcp.client.session import NoSession, make_session, session_file
 from pagermcp.durations import in_words, seconds_in
 
 NOTHING, WRONG_CALL, UNREACHABLE, TROUBLE, OTHER, UNWRITABLE = 1, 2, 3, 9, 10, 11
 _REFUSED = {401: 4, 403: 4, 404: 5, 409: 6, 422: 6, 413: 7, 429: 8}
-_MAY_BE_ZERO = ("delay", "timeout", "seconds")
+_MOST_CELL = 24
+_BOUNDS = {"delay": (0, math.inf), "timeout": (0, math.inf), "lease": (1, 43200), "seconds": (0, 240)}
 _QUIET_SECONDS = 2.0
 _BESIDE_SECONDS = 5.0  # for how long a command that sends a page also sends what is in the outbox
 
@@ -52,7 +53,7 @@ class _Command(click.Command):
             return super().invoke(context)
         except (NoSession, BadCall, address.InvalidAddress) as error:
             fail(error, WRONG_CALL)
-        except Unreachable as error:
+        except (Unreachable, NotARelay) as error:
             fail(error, UNREACHABLE)
         except Refused as error:
             fail(error, _REFUSED.get(error.status, TROUBLE if error.status >= 500 else OTHER))
@@ -61,9 +62,14 @@ class _Command(click.Command):
 
 
 def _duration(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
-    seconds = None if value is None else seconds_in(value)
-    if value is not None and (seconds is None or (seconds == 0 and option.name not in _MAY_BE_ZERO)):
+    if value is None:
+        return None
+    least, most = _BOUNDS.get(str(option.name), (0.001, math.inf))
+    seconds = seconds_in(value)
+    if seconds is None or not least <= seconds:
         raise click.BadParameter(f"{value!r} is no time, as in 90, 90s, 30m, 2h or 7d")
+    if seconds > most:
+        raise click.BadParameter(f"must be at most {in_words(most)}")
     return seconds
 
 
@@ -97,32 +103,31 @@ def _named(context: click.Context, option: click.Parameter, values: tuple[str, .
 COMMANDS: dict[str, click.Command] = {}
 
 
-def _command(*options: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
-    """A command of the client, with these options behind its own."""
+def _command(*shared: click.Parameter, **settings: Any) -> Callable[[Callable[..., None]], click.Command]:
+    """A command of the client, with these parameters behind its own."""
 
-    def register(function: Callable[..., Any]) -> click.Command:
-        for option in reversed(options):
-            function = option(function)
+    def register(function: Callable[..., None]) -> click.Command:
         command = click.command(cls=_Command, **settings)(function)
+        command.params += shared
         COMMANDS[str(command.name)] = command
         return command
 
     return register
 
 
-_url = click.option("--url", metavar="URL", help="The relay.  [PAGER_URL, SERVER_URL; default http://127.0.0.1:8080]")
-_json = click.option("--json", "as_json", is_flag=True, help="For a program: a line of JSON for each.")
-_to = click.option("--to", metavar="NUMBER", callback=_number, help="Who is paged, instead of the own mailbox.")
-_outbox = click.option(
-    "--outbox/--no-outbox", default=True, help="Keep the page if no relay takes it now (the default)."
+_url = click.Option(["--url"], metavar="URL", help="The relay.  [PAGER_URL, SERVER_URL; default http://127.0.0.1:8080]")
+_json = click.Option(["--json", "as_json"], is_flag=True, help="For a program: a line of JSON for each.")
+_to = click.Option(["--to"], metavar="NUMBER", callback=_number, help="Whose mailbox, instead of the own one.")
+_outbox = click.Option(["--outbox/--no-outbox"], default=True, help="Keep a page that no relay takes now.  [outbox]")
+_job_id = click.Option(["--job-id"], metavar="ID", callback=_said, help="JOB_ID of the page: which job it was.")
+_project = click.Option(["--project"], metavar="NAME", callback=_said, help="PROJECT of the page.")
+_fields = click.Option(
+    ["--field", "fields"], metavar="NAME=VALUE", multiple=True, callback=_named, help="One more; may be given again."
 )
-_job_id = click.option("--job-id", metavar="ID", callback=_said, help="JOB_ID of the page, by which the job is known.")
-_project = click.option("--project", metavar="NAME", callback=_said, help="PROJECT of the page.")
-_fields = click.option("--field", "fields", multiple=True, callback=_named, help="One more field; may be given again.")
-_expect = click.option(
-    "--expect", metavar="TIME", callback=_duration, help="Unless it ends within, it is paged as lost."
+_expect = click.Option(
+    ["--expect"], metavar="TIME", callback=_duration, help="If it lasts longer, it is paged as lost."
 )
-_ids = click.argument("ids", metavar="ID...", nargs=-1, required=True)
+_ids = click.Argument(["ids"], metavar="ID...", nargs=-1, required=True)
 
 
 @_command()
@@ -134,7 +139,9 @@ def number(key: bool) -> None:
     pagermcp number
     mv page.json spool/new/$(pagermcp number)/
     """
-    made = make_session(session_file())
+    made = make_session(session_file(), _note)
+    if key and address.is_number(made):
+        fail(f"{session_file()} holds a number, and its key is elsewhere", WRONG_CALL)
     show.put(f"{made if key else address.number_of(made)}\n".encode())
 
 
@@ -184,24 +191,25 @@ def send(
     if as_json:
         payload = _object(text or "{}") | extra
     elif extra:
-        payload = (
-            extra if text is None else _payload(PROJECT=project, JOB_ID=job_id, status=status, message=text) | extra
-        )
+        payload = extra if text is None else _payload(JOB_ID=job_id, status=status, message=text) | extra
     relay = Relay(to, url)
     page = Outgoing(relay.url, relay.number, payload, idempotency_key or str(uuid.uuid4()), time.time(), **options)
-    sent = _post(page, relay, Outbox() if outbox else None)
-    if sent is None:
+    try:
+        sent = deliver(page, Outbox() if outbox else None, _note)
+    except Kept as why:
+        _say_kept(why)
         if as_json:
             show.put(show.json_line({"accepted": False, "kept": True}))
         return
     if as_json:
         show.put(show.json_line(sent.answer))
     elif sent.id:
-        show.put(f"{sent.id}\n".encode())
-    if sys.stderr.isatty():
+        show.put(f"{show.in_one_line(sent.id)}\n".encode())
+    if os.isatty(2):
         there = "its reader is waiting" if sent.waiters else f"nobody waits there now; {_last_seen(sent.last_read)}"
         click.echo(f"sent to {sent.number}: {there}", err=True)
-    _flush_others()
+    if outbox:
+        _flush_others(relay.url)
 
 
 @_command(_job_id, _project, _fields, _to, _expect, _outbox, _url, context_settings={"allow_interspersed_args": False})
@@ -231,10 +239,10 @@ def run(
     pagermcp run --job-id backup --expect 2h -- ./backup.sh /home
     pagermcp run --to 0f9d2c1e-9ae8-812c-839c-75714745f412 --tail 30 -- pytest
     """
-    report = Report(Relay(to, url), job_id or "run", expect, Outbox() if outbox else None)
-    with runner.run(list(command), tail, report.begin) as ended:
-        if ended.error:
-            _note(f"{command[0]}: {ended.error}")
+    relay = Relay(to, url)
+    report = Report(relay, job_id or "run", expect, Outbox() if outbox else None)
+
+    def keep(ended: runner.Ended) -> None:
         took = "" if ended.error else f" after {in_words(round(ended.seconds, 1))}"
         told = _payload(
             PROJECT=project,
@@ -243,10 +251,20 @@ def run(
             exit_code=ended.exit_code,
             signal=ended.signal,
             seconds=round(ended.seconds, 3),
+            output_lost=ended.lost,
             command=list(map(_text, command)) if show_command else None,
             logs=ended.logs,
         )
-        _end(report, told | fields)
+        report.keep(told | fields)
+
+    with runner.run(list(command), tail, report.begin, keep) as ended:
+        if ended.error:
+            _note(f"{command[0]}: {ended.error}")
+        if ended.lost:
+            _note(f"the output could not be written: {ended.lost}")
+        _send(report, relay.url if outbox else None)
+    if ended.interrupted:
+        os.kill(os.getpid(), signal.SIGINT)  # as the command did: that is how a shell knows that a loop is to end
     context.exit(ended.exit_code)
 
 
@@ -270,7 +288,8 @@ def pid(
     pagermcp pid 1234 --message "the upload is through"
     pagermcp pid $(pgrep -o rsync) --expect 6h
     """
-    report = Report(Relay(to, url), job_id or str(pid), expect, Outbox() if outbox else None)
+    relay = Relay(to, url)
+    report = Report(relay, job_id or str(pid), expect, Outbox() if outbox else None)
     began = time.monotonic()
     try:
         runner.wait_for_process(pid, report.begin)
@@ -278,7 +297,8 @@ def pid(
         fail(f"there is no process {pid}", NOTHING)
     seconds = round(time.monotonic() - began, 3)
     told = _payload(PROJECT=project, status="ended", message=message or f"process {pid} has ended", seconds=seconds)
-    if not _end(report, told | fields):
+    report.keep(told | fields)
+    if not _send(report, relay.url if outbox else None):
         sys.exit(UNREACHABLE)
 
 
@@ -300,13 +320,13 @@ def wait(timeout: float | None, most: int, lease: float, ack: bool, max_age: flo
     pagermcp wait --max 10 --lease 10m
     """
     relay = Relay(url=url)
-    if sys.stderr.isatty():
+    if os.isatty(2):
         click.echo(f"waiting for a page to {relay.number}", err=True)
     pages = relay.wait(timeout=timeout, max=most, lease=lease, max_age=max_age)
     if not pages:
         sys.exit(NOTHING)
     _hand_over(relay, pages, ack)
-    if not ack and sys.stderr.isatty():
+    if not ack and os.isatty(2):
         handles = " ".join(page.handle for page in pages)
         click.echo(f"leased for {in_words(lease)}; when you are done: pagermcp ack {handles}", err=True)
 
@@ -330,14 +350,19 @@ def listen(command: str | None, jobs: int, lease: float, url: str | None) -> Non
     """
     if command is None and jobs > 1:
         raise click.UsageError("--jobs needs --exec")
+    if command is not None and not command.strip():
+        raise click.UsageError("--exec has no command")
     relay = Relay(url=url)
-    if sys.stderr.isatty():
+    if os.isatty(2):
         click.echo(f"listening for pages to {relay.number}", err=True)
     if command:
         commands = Commands(command, _note)
-        Listener(relay, commands.handle, _note, jobs=jobs, lease=lease).run(commands.terminate)
+        try:
+            Listener(relay, commands.handle, _note, jobs=jobs, lease=lease).run(commands.end)
+        except CannotRun as error:
+            fail(error, OTHER)
     else:
-        Listener(relay, functools.partial(_print, relay), _note, jobs=1, lease=lease).run()
+        Listener(relay, _print, _note, jobs=1, lease=lease).run()
 
 
 @_command(_json, _url)
@@ -387,8 +412,7 @@ def show_page(id: str, as_json: bool, url: str | None) -> None:
     fail(f"page {id} is on the move; try again", _REFUSED[404])
 
 
-@_command(_url)
-@_ids
+@_command(_ids, _url)
 def ack(ids: tuple[str, ...], url: str | None) -> None:
     """Acknowledge leased pages, by the handle that `wait` and `inbox` show.
 
@@ -398,15 +422,18 @@ def ack(ids: tuple[str, ...], url: str | None) -> None:
     Relay(url=url).ack(*ids)
 
 
-@_command(_url)
-@_ids
+@_command(_ids, _url)
 def replay(ids: tuple[str, ...], url: str | None) -> None:
     """Let copies of archived or dead pages wait again. Prints their new ids.
 
     \b
     pagermcp replay 1795981500901952
     """
-    show.put(_lines(Relay(url=url).replay(*ids)))
+    try:
+        show.put(_lines(Relay(url=url).replay(*ids)))
+    except Refused as error:
+        show.put(_lines(copy["id"] for copy in error.answer.get("replayed", [])))
+        raise
 
 
 @_command(_to, _json, _url)
@@ -439,19 +466,19 @@ def outbox(what: str, as_json: bool) -> None:
             return
         done = 0
 
-        def progress(path: str, became: str) -> None:
+        def progress() -> None:
             nonlocal done
             done += 1
-            if sys.stderr.isatty():
-                click.echo(f"\r{done} of {len(waiting)}", nl=done == len(waiting), err=True)
+            _progress(f"{done} of {len(waiting)}", end=done == len(waiting))
 
         flushed = box.flush(waiting, progress=progress)
     except OSError as error:
         fail(f"the outbox {box.folder} can't be used: {error.strerror}", TROUBLE)
     if as_json:
-        show.put(show.json_line({"sent": flushed.sent, "left": flushed.left, "refused": flushed.refused}))
+        counts = {name: len(getattr(flushed, name)) for name in ("sent", "left", "refused")}
+        show.put(show.json_line(counts))
     else:
-        show.put(f"{flushed.sent} sent, {flushed.left} left, {flushed.refused} refused\n".encode())
+        show.put(f"{flushed}\n".encode())
     if flushed.trouble:
         fail(flushed.trouble, UNREACHABLE if flushed.left else OTHER)
 
@@ -459,7 +486,7 @@ def outbox(what: str, as_json: bool) -> None:
 def as_client() -> None:
     """What a bare `pagermcp` does with MODE=client."""
     try:
-        make_session(session_file())
+        make_session(session_file(), _note)
     except NoSession as error:
         fail(error, WRONG_CALL)
     COMMANDS["listen"].main([], "pagermcp")
@@ -467,26 +494,29 @@ def as_client() -> None:
 
 def _list_outbox(box: Outbox, waiting: list[str], as_json: bool) -> None:
     rows = []
-    for path in waiting:
+    for path, why in [*((path, "") for path in waiting), *box.set_aside().items()]:
         try:
             page = box.read(path)
         except (OSError, ValueError) as error:
-            _note(f"{path}: {error}")
+            _note(str(error))
             continue
         payload = page.payload if isinstance(page.payload, dict) else {"message": page.payload}
         if as_json:
-            show.put(show.json_line({"file": path, "url": page.url, "to": page.to, "payload": payload}))
-        said = show.in_one_line(payload.get("message"))
-        rows.append([in_words(max(0, round(time.time() - page.created))), page.to, page.url, said])
+            told = {"file": path, "url": page.url, "to": page.to, "payload": payload}
+            show.put(show.json_line(told | ({"refused": why} if why else {})))
+        what = "refused: " + why if why else in_words(max(0, round(time.time() - page.created)))
+        rows.append([show.in_one_line(cell) for cell in (what, page.to, page.url, payload.get("message"))])
     if not as_json:
-        show.put(_lines(show.table(["AGE", "TO", "RELAY", "MESSAGE"], rows) if rows else ["the outbox is empty"]))
+        titles = ["AGE", "TO", "RELAY", "MESSAGE"]
+        show.put(_lines(show.table(titles, rows) if rows else ["the outbox is empty"]))
 
 
 @_command(_json, _url)
 @click.option(
     "--wait", "seconds", metavar="TIME", callback=_duration, default="70", help="How long a wait is tested (70 s)."
 )
-def doctor(seconds: float, as_json: bool, url: str | None) -> None:
+@click.pass_context
+def doctor(context: click.Context, seconds: float, as_json: bool, url: str | None) -> None:
     """Find out whether pages would reach this machine, and what to do if not. Takes 70 s for a long wait.
 
     \b
@@ -499,18 +529,20 @@ def doctor(seconds: float, as_json: bool, url: str | None) -> None:
         is_bad = is_bad or finding.verdict == "bad"
         if as_json:
             show.put(show.json_line(dataclasses.asdict(finding)))
-        else:
-            verdict = click.style(finding.verdict.ljust(4), fg=colours[finding.verdict])
-            click.echo(f"{verdict}  {show.in_one_line(finding.what)}")
-            if finding.remedy:
-                click.echo(f"      -> {show.in_one_line(finding.remedy)}")
+            continue
+        _progress("")
+        verdict = finding.verdict.ljust(4)
+        if os.isatty(1) and context.color is not False:
+            verdict = click.style(verdict, fg=colours[finding.verdict])
+        remedy = [f"      -> {show.in_one_line(finding.remedy)}"] if finding.remedy else []
+        show.put(_lines([f"{verdict}  {show.in_one_line(finding.what)}", *remedy]))
     if is_bad:
         sys.exit(NOTHING)
 
 
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[2K{text}", nl=False, err=True)
+def _progress(text: str, end: bool = False) -> None:
+    if os.isatty(2):
+        click.echo(f"\r\x1b[2K{text}", nl=end, err=True)
 
 
 def _note(text: str) -> None:
@@ -519,45 +551,36 @@ def _note(text: str) -> None:
         click.echo(f"pagermcp: {show.in_one_line(text)}", err=True)
 
 
-def _post(page: Outgoing, relay: Relay, box: Outbox | None) -> Sent | None:
-    """Send a page; None when it is in the outbox instead. Raises RelayError, Failed."""
-    try:
-        return page.deliver(relay)
-    except RelayError as error:
-        if not error.for_now or box is None:
-            raise
-        try:
-            box.put(page)
-        except OSError as full:
-            _note(f"the outbox {box.folder} can't be used: {full.strerror}")
-            raise error from None
-        _note(f"not sent yet: {error}. It is kept; send it with: pagermcp outbox flush")
-        return None
+def _say_kept(why: Kept) -> None:
+    _note(f"not sent yet: {why}. It is kept; send it with: pagermcp outbox flush")
 
 
-def _end(report: Report, payload: dict[str, Any]) -> bool:
-    """Send the report of something that has ended, and say what went wrong; whether the page is sent, or kept."""
+def _send(report: Report, url: str | None) -> bool:
+    """Send the report of something that has ended, and say what went wrong; whether the page is sent, or kept.
+
+    url: the relay that also gets what waits for it in the outbox."""
     try:
-        flushed = report.end(payload)
-    except RelayError as error:
-        flushed = Flushed(refused=1, trouble=str(error))
-    if report.trouble:
-        _note(report.trouble)
-    if flushed.left:
-        _note(f"not sent yet: {flushed.trouble}. It is kept; send it with: pagermcp outbox flush")
-    elif flushed.refused:
-        _note(f"not sent: {flushed.trouble}")
+        report.send()
+    except Kept as why:
+        _say_kept(why)
+    except (RelayError, BadCall, OSError) as error:
+        _note(f"not sent: {error}")
+        return False
     else:
-        _flush_others()
-    return not flushed.refused
+        _flush_others(url)
+    finally:
+        if report.trouble:
+            _note(report.trouble)
+    return True
 
 
-def _flush_others() -> None:
-    """The relay takes pages, so it may take those that it could not before."""
+def _flush_others(url: str | None) -> None:
+    """The relay at this URL takes pages, so it may take those that it could not before."""
     with contextlib.suppress(OSError):  # `pagermcp outbox` says it
-        flushed = Outbox().flush(seconds=_BESIDE_SECONDS)
+        flushed = Outbox().flush(url=url, seconds=_BESIDE_SECONDS) if url else Flushed()
         if flushed.sent or flushed.refused:
-            _note(f"from the outbox: {flushed.sent} sent, {flushed.left} left, {flushed.refused} refused")
+            trouble = f"; {flushed.trouble}" if flushed.trouble else ""
+            _note(f"from the outbox: {flushed}{trouble}")
 
 
 def _hand_over(relay: Relay, pages: list[Page], acknowledge: bool) -> None:
@@ -572,8 +595,8 @@ def _hand_over(relay: Relay, pages: list[Page], acknowledge: bool) -> None:
         relay.ack(*pages)
 
 
-def _print(relay: Relay, page: Page) -> bool:
-    _hand_over(relay, [page], acknowledge=False)
+def _print(page: Page) -> bool:
+    show.put(show.json_line(page.answer))
     return True
 
 
@@ -581,15 +604,11 @@ def _list(pages: list[Page], as_json: bool, none: str) -> None:
     if as_json:
         show.put(b"".join(show.json_line(page.answer) for page in pages))
         return
-    rows = [
-        [page.handle, show.age(page), show.state(page), *map(show.in_one_line, _job(page)), show.summary(page)]
-        for page in pages
-    ]
+    rows = []
+    for page in pages:
+        job, status = (show.in_one_line(page.payload.get(name), _MOST_CELL) for name in ("JOB_ID", "status"))
+        rows.append([page.handle, show.age(page), show.state(page), job, status, show.summary(page)])
     show.put(_lines(show.table(["ID", "AGE", "STATE", "JOB", "STATUS", "MESSAGE"], rows) if rows else [none]))
-
-
-def _job(page: Page) -> tuple[object, object]:
-    return page.payload.get("JOB_ID"), page.payload.get("status")
 
 
 def _lines(lines: Iterable[str]) -> bytes:
@@ -615,10 +634,13 @@ def _message(message: str | None, needed: bool) -> str | None:
         if needed:
             raise click.UsageError("what is to be sent? Give a MESSAGE, or text on standard input")
         return None
-    if not select.select([0], [], [], _QUIET_SECONDS)[0]:
-        _note('the message is read from standard input, where nothing comes; give MESSAGE, or "" for none')
-    with open(0, "rb", closefd=False) as standard_input:
-        text = standard_input.read().decode(errors="replace")
+    try:
+        if not select.select([0], [], [], _QUIET_SECONDS)[0]:
+            _note('the message is read from standard input, where nothing comes; give MESSAGE, or "" for none')
+        with open(0, "rb", closefd=False) as standard_input:
+            text = standard_input.read().decode(errors="replace")
+    except OSError as error:
+        raise click.UsageError(f"standard input can't be read: {error.strerror}") from None
     return text if text or needed else None
 
 
@@ -630,8 +652,10 @@ def _text(argument: str) -> str:
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise click.UsageError(f"not JSON: {error}") from None
+    if isinstance(value, dict) and "uuid" in value:
+        raise click.UsageError("uuid can't be a field; who is paged is said with --to")
     if not isinstance(value, dict):
         raise click.UsageError('a page is a JSON object, as in \'{"status": "success"}\'')
     return value

@@ -2,22 +2,27 @@
 
 import contextlib
 import json
+import math
 import os
 import queue
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import IO
 
-from pagermcp.client.relay import Page, Relay, RelayError, backoff
+from pagermcp.client.relay import Page, Refused, Relay, RelayError, backoff
 from pagermcp.client.show import json_line
 from pagermcp.durations import in_words
 
 _MOST_VARIABLE_BYTES = 100_000  # Linux takes 128 KiB for one
-_FIRST_DELAY_SECONDS = 5.0
+_FIRST_DELAY_SECONDS = 10.0
 _LONGEST_DELAY_SECONDS = 300.0
+_MOST_ATTEMPTS = 5  # the relay's
+_STOP_SECONDS = 10.0  # for which a page that is done with is tried to be acknowledged when we are to stop
 _FIELDS = {"message": "MESSAGE", "status": "STATUS", "JOB_ID": "JOB_ID", "PROJECT": "PROJECT", "exit_code": "EXIT_CODE"}
 _SIGNAL, _ENDED = "signal", "ended"
 
@@ -26,7 +31,7 @@ class Listener:
     """Takes pages from a relay, `jobs` at a time, until a signal says that it is enough.
 
     handle: called in a thread with each page. True: it is done with, and acknowledged. False: it has failed, and comes
-    again later. What it raises ends the listener.
+    again later. What it raises ends the listener, and the page is given back.
     say: called with what people should know; lease: seconds, lengthened while a page is being handled."""
 
     def __init__(
@@ -35,28 +40,36 @@ class Listener:
         self._relay = relay
         self._handle = handle
         self._say = say
-        self._jobs = jobs
         self._lease = lease
+        self._jobs = jobs
+        self._free = threading.Semaphore(jobs)
         self._lock = threading.Lock()
         self._stopping = False
         self._busy = 0
+        self._give_up_at = math.inf
+        self._hurried = threading.Event()
         self._events = queue.SimpleQueue[str | Exception]()  # its put() may be called by a signal handler
 
-    def run(self, hurry: Callable[[], None] = lambda: None) -> None:
-        """Listen until SIGTERM or SIGINT, then until what is under way has ended; at the next signal `hurry` is called.
+    def run(self, hurry: Callable[[int], None] | None = None) -> None:
+        """Listen until SIGTERM, SIGINT or SIGHUP, then until what is under way has ended.
 
+        hurry: called at each signal after that, with their number; without it the second one ends all.
         Raises Refused for what does not pass by itself, and what `handle` raised."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._events.put(_SIGNAL))
-        for _ in range(self._jobs):
-            threading.Thread(target=self._work, daemon=True).start()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, lambda *_: self._events.put(_SIGNAL))
+        threading.Thread(target=self._fetch, daemon=True).start()
         signals, error = 0, None
         while not (self._stopping and not self._busy):
             event = self._events.get()
             if event is _SIGNAL:
                 signals += 1
+                self._give_up_at = time.monotonic() + (_STOP_SECONDS if signals == 1 else 0)
                 if signals > 1:
-                    hurry()
+                    self._hurried.set()
+                    if hurry is None:
+                        return
+                    hurry(signals)
             elif isinstance(event, Exception):
                 error = error or event
             with self._lock:
@@ -64,46 +77,72 @@ class Listener:
         if error:
             raise error
 
-    def _work(self) -> None:
+    def _fetch(self) -> None:
         try:
-            for page in self._relay.listen(lease=self._lease, on_trouble=self._trouble):
+            while not self._stopping:
+                self._free.acquire()
+                if self._stopping:
+                    return
+                room = 1
+                while room < self._jobs and self._free.acquire(blocking=False):
+                    room += 1
+                pages = self._relay.wait(timeout=None, max=room, lease=self._lease, on_trouble=self._trouble)
                 with self._lock:
                     wanted = not self._stopping
-                    self._busy += wanted
+                    self._busy += len(pages) if wanted else 0
                 if not wanted:
-                    return self._relay.release(page)
-                try:
-                    self._do(page)
-                finally:
-                    with self._lock:
-                        self._busy -= 1
-                    self._events.put(_ENDED)
-                if self._stopping:
-                    return None
+                    self._relay.release(*pages)
+                    return
+                for page in pages:
+                    threading.Thread(target=self._work, args=[page], daemon=True).start()
+                for _ in range(room - len(pages)):
+                    self._free.release()
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._events.put(error)
 
+    def _work(self, page: Page) -> None:
+        event: str | Exception = _ENDED
+        try:
+            self._do(page)
+        except Exception as error:  # noqa: BLE001 - the main thread raises it
+            event = error
+        with self._lock:
+            self._busy -= 1
+        self._free.release()
+        self._events.put(event)
+
     def _do(self, page: Page) -> None:
-        with self._extending(page):
-            done = self._handle(page)
+        try:
+            with self._extending(page):
+                done = self._handle(page)
+        except Exception:
+            self._surely("given back", page, self._relay.release)
+            raise
         if done:
             self._surely("acknowledged", page, self._relay.ack)
             return
-        delay = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2.0 ** (page.attempt - 1))
+        delay = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 4.0 ** (page.attempt - 1))
         self._surely("given back", page, lambda page: self._relay.release(page, delay=delay))
+        if page.attempt >= _MOST_ATTEMPTS:
+            self._say(f"page {page.id} has failed for the last time; it is dead: pagermcp replay {page.id}")
 
     def _surely(self, what: str, page: Page, call: Callable[[Page], None]) -> None:
-        """Call the relay until it answers, but not for longer than the lease."""
+        """Call the relay until it answers, but not for longer than the lease, nor when we are to stop."""
         until, failures = time.monotonic() + self._lease, 0
         while True:
             try:
                 return call(page)
+            except Refused as error:
+                if failures and error.code == "not_leased":
+                    return None  # an earlier try has done it, and its answer was lost
+                trouble: RelayError = error
             except RelayError as error:
-                pause = backoff(failures, error.retry_after)
-                if not error.for_now or time.monotonic() + pause > until:
-                    return self._say(f"page {page.handle} could not be {what}, and may come again: {error}")
-                time.sleep(pause)
-                failures += 1
+                trouble = error
+            pause = backoff(failures, trouble.retry_after)
+            if not trouble.for_now or time.monotonic() + pause > min(until, self._give_up_at):
+                return self._say(f"page {page.handle} could not be {what}, and may come again: {trouble}")
+            self._hurried.wait(pause)
+            failures += 1
 
     @contextlib.contextmanager
     def _extending(self, page: Page) -> Iterator[None]:
@@ -130,6 +169,10 @@ class Listener:
         self._say(f"{error}; trying again in {in_words(round(pause, 1))}")
 
 
+class CannotRun(Exception):
+    """The system does not run the command. The message says why."""
+
+
 class Commands:
     """Has a shell command handle pages: the page is its standard input, as a line of JSON, and in variables.
 
@@ -139,16 +182,22 @@ class Commands:
         self._command = command
         self._say = say
         self._running: set[int] = set()
+        self._starting = threading.Lock()
 
     def handle(self, page: Page) -> bool:
-        """Run the command with this page; whether it succeeded. Raises OSError when it can't be run."""
-        with tempfile.TemporaryFile() as input_file:
-            input_file.write(json_line(page.answer))
-            input_file.seek(0)
-            process = subprocess.Popen(  # noqa: S602 - it is the user's own command
-                self._command, shell=True, stdin=input_file, env=os.environ | variables(page), process_group=0
-            )
-        self._running.add(process.pid)
+        """Run the command with this page; whether it succeeded. Raises CannotRun."""
+        try:
+            with _input(json_line(page.answer)) as standard_input, self._starting:
+                process = subprocess.Popen(  # noqa: S602 - it is the user's own command
+                    self._command,
+                    shell=True,
+                    stdin=standard_input,
+                    env=os.environb | {name.encode(): value for name, value in variables(page).items()},
+                    process_group=0,
+                )
+                self._running.add(process.pid)
+        except OSError as error:
+            raise CannotRun(f"the command can't be run: {error.strerror}") from None
         try:
             code = process.wait()
         finally:
@@ -158,14 +207,27 @@ class Commands:
             self._say(f"page {page.handle}: the command {how}")
         return code == 0
 
-    def terminate(self) -> None:
-        """Ask all commands that run to end now."""
-        for process in list(self._running):
+    def end(self, signals: int) -> None:
+        """Have all commands that run end now; from the third signal on, whether they want or not."""
+        with self._starting:
+            running = list(self._running)
+        for process in running:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process, signal.SIGTERM)
+                os.killpg(process, signal.SIGTERM if signals < 3 else signal.SIGKILL)
 
 
-def variables(page: Page) -> dict[str, str]:
+def _input(content: bytes) -> IO[bytes]:
+    """A file that is nowhere, with this in it. Raises OSError."""
+    if sys.platform == "linux":
+        file: IO[bytes] = open(os.memfd_create("page"), "w+b")  # noqa: SIM115
+    else:
+        file = tempfile.TemporaryFile()  # noqa: SIM115
+    file.write(content)
+    file.seek(0)
+    return file
+
+
+def variables(page: Page) -> dict[str, bytes]:
     """The environment in which a command sees a page: PAGER_ID and the like. The sender chooses the values and never
     the names. What an environment can't hold, a NUL, is left out; a long text is cut, and whole on standard input."""
     values: dict[str, object] = {
@@ -180,6 +242,7 @@ def variables(page: Page) -> dict[str, str]:
     return {f"PAGER_{name}": _text(value) for name, value in values.items()}
 
 
-def _text(value: object) -> str:
+def _text(value: object) -> bytes:
     text = value if isinstance(value, str) else "" if value is None else json.dumps(value)
-    return text.replace("\0", "").encode(errors="replace")[:_MOST_VARIABLE_BYTES].decode(errors="ignore")
+    raw = text.replace("\0", "").encode(errors="replace")[:_MOST_VARIABLE_BYTES]
+    return raw.decode(errors="ignore").encode()  # without half a character at its end

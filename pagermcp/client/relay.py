@@ -9,11 +9,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
+import urllib3
 
 import pagermcp
 from pagermcp import address
@@ -21,11 +22,15 @@ from pagermcp.client.session import read_session, session_file
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 10.0  # a page that is not accepted by then goes to the outbox, and is sent again with the same key
-_TRIES = 3
 _TRY_SECONDS = 6.0  # after so long there is no further try
+_CHUNK = 65536
+_MOST_ANSWER_BYTES = 1 << 28  # a thousand pages of some size
 _POLL_SECONDS = 50.0  # below what proxies cut, and the relay answers by itself
 _LONGEST_PAUSE_SECONDS = 30.0
+_CUT_SECONDS = 5.0  # what was connected for longer was cut, and not refused
+_LONGEST_RETRY_SECONDS = 300.0
 _HANDLE = re.compile(r"[0-9]{16}(\.[0-9]{1,9})?", re.ASCII)
+_HOST = re.compile(r"[^\s*/\\]+")
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
 Options = Mapping[str, "str | float | None"]
@@ -49,6 +54,17 @@ class Unreachable(RelayError):
     """No relay answered at this URL. A page that was to be sent may have arrived all the same."""
 
 
+class NotARelay(RelayError):
+    """Somebody answered at this URL, and not as a relay does: a proxy, or another server.
+
+    for_now: nothing says that what was sent has arrived, or never will."""
+
+    def __init__(self, message: str, status: int, for_now: bool = True) -> None:
+        self.status = status
+        self.for_now = for_now
+        super().__init__(message)
+
+
 class Refused(RelayError):
     """The relay answered with an error. `code` is from the list in docs/protocol.md; answer: all that it said."""
 
@@ -59,14 +75,16 @@ class Refused(RelayError):
         self.hint = str(error.get("hint") or "")
         self.answer = answer
         self.retry_after = retry_after
-        self.for_now = status in (408, 429) or status >= 500
-        super().__init__(f"{error.get('message')}; {self.hint}" if self.hint else str(error.get("message")))
+        self.for_now = _passes(status)
+        message = str(error.get("message") or f"the relay answers {status}")
+        super().__init__(f"{message}; {self.hint}" if self.hint else message)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What the relay says of a page that it accepted. id: None for a report that brings no page; waiters: requests that
-    waited for it at that moment; queued: pages that wait there now; last_read: when its reader last was there."""
+    """What the relay says of a page that it accepted. id: None for a report that brings no page, and from an older
+    relay; waiters: requests that waited for it at that moment; queued: pages that wait there now; last_read: when its
+    reader last was there."""
 
     id: str | None
     number: str
@@ -120,14 +138,15 @@ class Relay:
     """The relay at `url`, used with `address`, a key or a number.
 
     Without them: what `relay_url` says, and what is in the session file (NoSession is raised by the first call that
-    needs it). Calls may be made from several threads. All raise Unreachable and Refused; a call that can't double a
-    page is tried three times. Raises BadCall for a URL that can't be one."""
+    needs it). Calls may be made from several threads. All raise Unreachable, NotARelay and Refused; a call that can't
+    double a page is tried `tries` times. Raises BadCall for a URL that can't be one."""
 
-    def __init__(self, address: str | uuid.UUID | None = None, url: str | None = None) -> None:
+    def __init__(self, address: str | uuid.UUID | None = None, url: str | None = None, *, tries: int = 3) -> None:
         self.url = (url or relay_url()).rstrip("/")
         try:
             parts = urlsplit(self.url)
-            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            usable = parts.scheme in ("http", "https") and parts.port != 0 and not parts.query and not parts.fragment
+            usable = usable and bool(_HOST.fullmatch(parts.hostname or ""))
         except ValueError:
             usable = False
         if "@" in self.url:
@@ -135,6 +154,7 @@ class Relay:
         if not usable:
             raise BadCall(f"{self.url!r} is no URL of a relay, as in http://127.0.0.1:8080")
         self._address = address
+        self._tries = tries
         self._http = requests.Session()
         self._http.trust_env = parts.hostname not in _LOCAL  # a proxy can't know what this machine calls localhost
         self._http.headers["User-Agent"] = f"pagermcp/{pagermcp.__version__}"
@@ -180,13 +200,16 @@ class Relay:
         }
         texts = {name: f"{value:f}" if isinstance(value, int | float) else value for name, value in given.items()}
         headers = {name: text.encode() for name, text in texts.items() if text is not None}  # a str would be Latin-1
-        body = payload if isinstance(payload, str) else json.dumps(payload)
+        try:
+            body = (payload if isinstance(payload, str) else _json(payload)).encode()
+        except UnicodeEncodeError:
+            raise BadCall("the text has half of a surrogate pair, which is no character") from None
         # the number will do, so who sends does not show the key
         number = uuid.UUID(address.number_of(address.parse(to) if to else self.address))
-        answer = self._call("POST", "/notify", "id", caller=number, data=body.encode(), headers=headers)
+        answer = self._call("POST", "/notify", "accepted", caller=number, data=body, headers=headers)
         return Sent(
-            id=answer["id"],
-            number=answer.get("number", str(number)),
+            id=answer.get("id"),
+            number=str(number),
             waiters=answer.get("waiters", 0),
             queued=answer.get("queued"),
             last_read=_moment(answer.get("last_read")),
@@ -201,7 +224,7 @@ class Relay:
         max: int = 1,
         lease: float = 60,
         max_age: float | None = None,
-        ack: Iterable[Page | str] = (),
+        ack: Iterable[Page | str] | Page | str = (),
         on_trouble: Callable[[RelayError, float], None] | None = None,
     ) -> list[Page]:
         """Up to `max` pages, as soon as there is one; none after `timeout` seconds (None: never).
@@ -212,29 +235,35 @@ class Relay:
         error in the first call is raised, and what is lost later is connected again."""
         until = None if timeout is None else time.monotonic() + timeout
         query: dict[str, Any] = {"max": max, "lease": lease, "max_age_seconds": max_age}
-        query["ack"] = ",".join(map(_handle, ack)) or None
-        failures = 0 if on_trouble else None
+        query["ack"] = ",".join(map(_handle, [ack] if isinstance(ack, str | Page) else ack)) or None
+        failures, poll = 0 if on_trouble else None, _POLL_SECONDS
         while True:
-            left = _POLL_SECONDS if until is None else min(_POLL_SECONDS, until - time.monotonic())
+            left = poll if until is None else min(poll, until - time.monotonic())
             if failures is None:  # only a look, to know that there is a relay
-                left = min(left, 0)
-            query["timeout"] = f"{left if left > 0 else 0:.3f}"
+                left = 0
+            left = left if left > 0 else 0.0
+            query["timeout"] = f"{left:.3f}"
+            began = time.monotonic()
             try:
-                pages = self._call("GET", "/wait", "pages", read=left + 15, tries=1, params=query)["pages"]
+                pages = self._pages("/wait", read=left + 15, tries=1, params=query)
             except RelayError as error:
                 if failures is None or not error.for_now or (until is not None and time.monotonic() >= until):
                     raise
+                lasted = time.monotonic() - began
+                if lasted > _CUT_SECONDS:  # something between us and the relay cuts, so ask for less at a time
+                    poll, failures = 0.8 * lasted + 1, 0
                 pause = backoff(failures, error.retry_after)
-                if until is not None:
-                    pause = min(pause, left)
-                if on_trouble:
+                if until is not None and pause > until - time.monotonic():
+                    pause = abs(until - time.monotonic())
+                if on_trouble and lasted <= _CUT_SECONDS:
                     on_trouble(error, pause)
                 time.sleep(pause)
                 failures += 1
                 continue
             if pages or (until is not None and time.monotonic() >= until):
-                return [Page.read(page) for page in pages]
+                return pages
             query["ack"], failures = None, 0
+            poll = min(_POLL_SECONDS, 2 * poll)
 
     def listen(
         self, *, lease: float = 60, on_trouble: Callable[[RelayError, float], None] = lambda error, pause: None
@@ -266,7 +295,7 @@ class Relay:
         """Look at pages that are waiting, leased, scheduled, archived or dead; takes none. The last `limit` ones, or
         the first ones after the id `since`."""
         query = {"state": state, "since": since, "limit": limit}
-        return [Page.read(page) for page in self._call("GET", "/pages", "pages", params=query)["pages"]]
+        return self._pages("/pages", params=query)
 
     def receipt(self, page: Page | str) -> dict[str, Any]:
         """Where a page is, as docs/protocol.md lists it for `GET /receipts`; its sender may ask with the number."""
@@ -301,13 +330,19 @@ class Relay:
             )
         except requests.exceptions.InvalidHeader:
             raise BadCall("an option has a character that can't be sent") from None
-        except requests.exceptions.InvalidURL:
+        except (requests.exceptions.InvalidURL, urllib3.exceptions.HTTPError, UnicodeError):
             raise BadCall(f"{self.url!r} is no URL of a relay") from None
-        except requests.RequestException as error:
+        except OSError as error:  # which is what all of requests' are
             raise Unreachable(f"{self.url} does not answer: {_reason(error)}") from None
 
+    def _pages(self, path: str, **options: Any) -> list[Page]:
+        try:
+            return [Page.read(page) for page in self._call("GET", path, "pages", **options)["pages"]]
+        except (KeyError, TypeError, AttributeError):
+            raise NotARelay(f"{self.url} answers with pages that are none", 200) from None
+
     def _with_ids(
-        self, path: str, expects: str, pages: Iterable[Page | str], tries: int = _TRIES, **more: float
+        self, path: str, expects: str, pages: Iterable[Page | str], tries: int | None = None, **more: float
     ) -> dict[str, Any]:
         return self._call("POST", path, expects, tries=tries, json={"ids": [_handle(page) for page in pages], **more})
 
@@ -320,19 +355,20 @@ class Relay:
         caller: uuid.UUID | None = None,
         anonymous: bool = False,
         read: float = _ANSWER_SECONDS,
-        tries: int = _TRIES,
+        tries: int | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """One call, with its tries. expects: what its answer has; caller: whose address is shown, if not our own."""
         shown = None if anonymous else caller or self.address
         began = time.monotonic()
+        tries = tries or self._tries
         for failures in range(tries):
             try:
                 return self._try(method, path, expects, shown, read, options)
             except RelayError as error:
                 if not error.for_now or failures + 1 == tries or time.monotonic() - began > _TRY_SECONDS:
                     raise
-                if isinstance(error, Refused) and (error.retry_after or 0) > 1:
+                if (error.retry_after or 0) > 1 or (isinstance(error, NotARelay) and error.status < 500):
                     raise  # it will not be better by then
                 time.sleep(backoff(failures, error.retry_after))
         raise AssertionError("unreachable")
@@ -340,18 +376,38 @@ class Relay:
     def _try(
         self, method: str, path: str, expects: str, caller: uuid.UUID | None, read: float, options: dict[str, Any]
     ) -> dict[str, Any]:
+        with self.request(method, path, caller, read=read, stream=True, **options) as answer:
+            body = self._body(answer, time.monotonic() + 2 * read)
         said: object = None
-        with self.request(method, path, caller, read=read, **options) as answer, contextlib.suppress(ValueError):
-            said = answer.json()
-        where = answer.headers.get("Location")
+        with contextlib.suppress(ValueError, RecursionError):
+            said = json.loads(body)
+        status, where = answer.status_code, answer.headers.get("Location")
         if answer.is_redirect and where:
-            raise Unreachable(f"{self.url} sends on to {where.split('?')[0]}: give that as the relay's URL")
-        if not isinstance(said, dict) or not (expects in said if answer.ok else isinstance(said.get("error"), dict)):
-            raise Unreachable(f"{self.url} answers {answer.status_code}, and not as a relay does")
+            hint = f"{self.url} sends on to {where.split('?')[0]}: give that as the relay's URL"
+            raise NotARelay(hint, status, for_now=False)
+        told = isinstance(said, dict) and (said.get(expects) if answer.ok else said.get("error"))
+        if not isinstance(said, dict) or told is None or (expects == "accepted" and not told):
+            # the page of a network that wants a login is no answer to a page, and other JSON may be one
+            for_now = _passes(status) or (answer.ok and said is None)
+            raise NotARelay(f"{self.url} answers {status}, and not as a relay does", status, for_now)
         if not answer.ok:
             after = answer.headers.get("Retry-After", "")
-            raise Refused(answer.status_code, said, float(after) if after.isdecimal() else None)
+            error = said if isinstance(told, dict) else {"error": {"code": "unknown", "message": told}}
+            seconds = min(_LONGEST_RETRY_SECONDS, float(after)) if re.fullmatch("[0-9]{1,9}", after) else None
+            raise Refused(status, error, seconds)
         return said
+
+    def _body(self, answer: requests.Response, until: float) -> bytes:
+        """All of an answer, if it comes to an end."""
+        body = bytearray()
+        try:
+            for chunk in answer.iter_content(_CHUNK):
+                body += chunk
+                if len(body) > _MOST_ANSWER_BYTES or time.monotonic() > until:
+                    raise Unreachable(f"{self.url} answers without end")
+        except requests.RequestException as error:
+            raise Unreachable(f"{self.url} did not answer to the end: {_reason(error)}") from None
+        return bytes(body)
 
 
 class _Bearer(requests.auth.AuthBase):
@@ -373,27 +429,44 @@ def backoff(failures: int, retry_after: float | None = None) -> float:
     return max(pause * random.uniform(0.5, 1), retry_after or 0)  # noqa: S311
 
 
+def _json(payload: Mapping[str, Any]) -> str:
+    with contextlib.suppress(UnicodeEncodeError):
+        (text := json.dumps(payload, ensure_ascii=False)).encode()
+        return text
+    return json.dumps(payload)  # half of a surrogate pair has no other form
+
+
 def _handle(page: Page | str) -> str:
-    handle = page if isinstance(page, str) else page.handle
+    handle = page.handle if isinstance(page, Page) else str(page)
     if not _HANDLE.fullmatch(handle):
-        raise BadCall(f"{handle!r} is no page's id or handle, as in 1795981500901952 or 1795981500901952.2")
+        raise BadCall(f"{address.redact(handle)!r} is no page's id or handle, as in 1795981500901952")
     return handle
 
 
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
+def _moment(text: object) -> datetime | None:
+    with contextlib.suppress(ValueError):
+        moment = datetime.fromisoformat(text) if isinstance(text, str) else None
+        return moment and (moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+    return None
 
 
-def _reason(error: requests.RequestException) -> str:
+def _passes(status: int) -> bool:
+    """Whether the same call may succeed later."""
+    return status in (408, 425, 429) or status >= 500
+
+
+def _reason(error: OSError) -> str:
     """The cause in a few words; what requests says of itself is long and names the URL again."""
     if isinstance(error, requests.ConnectTimeout):
         return "no connection in time"
     if isinstance(error, requests.Timeout):
         return "no answer in time"
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return "the connection was cut"
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror and not isinstance(cause, requests.RequestException):
             return cause.strerror
         inner = getattr(cause, "reason", None) or (cause.args[-1] if cause.args else None)
         cause = inner if isinstance(inner, BaseException) else cause.__cause__ or cause.__context__
-    return type(error).__name__
+    return "the connection was cut"

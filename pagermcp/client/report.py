@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from pagermcp.client.outbox import Flushed, Outbox, Outgoing, Overdue
-from pagermcp.client.relay import Relay, RelayError, backoff
+from pagermcp.client.outbox import Outbox, Outgoing, Overdue
+from pagermcp.client.relay import BadCall, NotARelay, Refused, Relay, RelayError, Sent, backoff
 
 
 class Report:
@@ -26,9 +26,11 @@ class Report:
         self._outbox = outbox
         self._run: str | None = None
         self._ended = threading.Event()
+        self._page: Outgoing | None = None
+        self._kept: str | None = None
         self._thread: threading.Thread | None = None
         if expect is not None:
-            plain = "".join(c for c in job_id if c.isprintable() and c != ",")[:100]
+            plain = "".join(c for c in job_id if c.isprintable() and c != ",")[:100].strip()
             self._run = f"{plain}-{secrets.token_hex(8)}"  # whoever knows it could end the run
             page = self._outgoing("", expect=expect)
             self._thread = threading.Thread(target=self._set_switch, args=[page], daemon=True)
@@ -38,23 +40,32 @@ class Report:
         if self._thread:
             self._thread.start()
 
-    def end(self, payload: Mapping[str, Any]) -> Flushed:
-        """Send the page, which also ends the switch; JOB_ID and host are added. Never raises for want of a relay: the
-        page is on the disk before it is sent. Raises RelayError when it can't be kept there, and was not accepted."""
+    def keep(self, payload: Mapping[str, Any]) -> None:
+        """It has ended: put the page on the disk, whatever comes next. JOB_ID and host are added."""
         self._ended.set()
-        page = self._outgoing({"JOB_ID": self._job_id, **payload, "host": socket.gethostname()})
-        path = None
+        self._page = self._outgoing({"JOB_ID": self._job_id, "host": socket.gethostname(), **payload})
         if self._outbox:
             try:
-                path = self._outbox.put(page)
+                self._kept = self._outbox.put(self._page)
             except OSError as error:
                 self.trouble = f"the outbox {self._outbox.folder} can't be used: {error.strerror}"
+
+    def send(self) -> Sent:
+        """Send the page that was kept, which also ends the switch; one that is too large, without the logs.
+
+        Raises Kept, RelayError, BadCall, OSError."""
         if self._thread:
             self._thread.join()  # or else the switch might be set after it was ended
-        if self._outbox and path:
-            return self._outbox.flush([path])
-        page.deliver(self._relay)
-        return Flushed(sent=1)
+        assert self._page
+        try:
+            if self._outbox and self._kept:
+                return self._outbox.send(self._kept, self._page)
+            return self._page.deliver(self._relay)
+        except (Refused, NotARelay) as error:
+            if error.status != 413 or not isinstance(self._page.payload, dict):
+                raise
+            less = {**self._page.payload, "logs": f"[left out: {error}]"}
+            return self._outgoing(less).deliver(self._relay)
 
     def _outgoing(self, payload: str | dict[str, Any], expect: float | None = None) -> Outgoing:
         key = str(uuid.uuid4())
@@ -65,9 +76,9 @@ class Report:
         while not self._ended.is_set():
             try:
                 page.deliver(self._relay)
-            except (RelayError, Overdue) as error:
+            except (RelayError, BadCall, Overdue) as error:
                 self.trouble = f"no dead-man's switch: {error}"
-                if isinstance(error, Overdue) or not error.for_now:
+                if not isinstance(error, RelayError) or not error.for_now:
                     return
                 self._ended.wait(backoff(failures, error.retry_after))
                 failures += 1

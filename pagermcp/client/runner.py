@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import select
+import shutil
 import signal
 import stat
 import sys
@@ -20,12 +21,12 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 TAIL_BYTES = 8192
 
-_TERMINAL_SENDS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
-_FORWARDED = {*_TERMINAL_SENDS, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
-_TAKEN = {*_FORWARDED, signal.SIGCHLD, signal.SIGWINCH}
+_TERMINAL_SENDS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
+_TAKEN = {*_TERMINAL_SENDS, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD}
 _SENT_BY_KERNEL = 0x80  # SI_KERNEL in Linux's siginfo.h
 _CHUNK = 65536
 _REST_SECONDS = 0.1  # when nothing comes for so long, the command that has ended has said all
@@ -36,13 +37,16 @@ _LOOK_SECONDS = 1.0  # where the system can't tell when a process ends
 @dataclass(frozen=True)
 class Ended:
     """How a command ended. exit_code: its own, 128 + signal, 127 when it was not found, 126 when it can't be run;
-    error: why it did not begin; logs: the last lines of its output, standard output and error as they came."""
+    error: why it did not begin; logs: the last lines of its output, standard output and error as they came; lost: why
+    its output could not be written; interrupted: Ctrl-C killed it."""
 
     exit_code: int
     seconds: float
     logs: str = ""
     signal: int | None = None
     error: str | None = None
+    lost: str | None = None
+    interrupted: bool = False
 
     def __str__(self) -> str:
         """In words, as in `failed with exit code 2`."""
@@ -57,12 +61,18 @@ class Ended:
 
 
 @contextlib.contextmanager
-def run(command: list[str], tail: int, begin: Callable[[], None] = lambda: None) -> Iterator[Ended]:
+def run(
+    command: list[str],
+    tail: int,
+    begin: Callable[[], None] = lambda: None,
+    end: Callable[[Ended], None] = lambda ended: None,
+) -> Iterator[Ended]:
     """Run a command to its end, and keep the last `tail` lines of its output. For the main thread only.
 
-    begin: called just before, with signals blocked, as is right for starting threads. A child of the command that goes
-    on in the background does not hold this up; what it says later goes where it would have gone, except into a pipe,
-    whose reader waits for the end of it. When the context ends, all that the command said has been passed on."""
+    begin: called just before, with signals blocked, as is right for starting threads; end: called when it has ended,
+    before any signal can end us. A child of the command that goes on in the background does not hold this up; what it
+    says later goes where it would have gone, except into a pipe, whose reader waits for the end of it. When the context
+    ends, all that the command said has been passed on."""
     began = time.monotonic()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # then nobody could ask how a child ended
@@ -71,24 +81,28 @@ def run(command: list[str], tail: int, begin: Callable[[], None] = lambda: None)
         begin()
         output = _Output(tail)
         try:
-            child = os.posix_spawnp(
-                command[0],
-                command,
-                os.environ,
-                file_actions=[(os.POSIX_SPAWN_DUP2, theirs, number) for number, theirs in output.theirs.items()],
-                setsigmask=before,
-                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them
-            )
+            child = _spawn(command, output.actions(), before)
         except OSError as error:
             found = not isinstance(error, FileNotFoundError)
             reason = error.strerror if found else "not found"
             ended = Ended(126 if found else 127, 0, error=reason)
         else:
             output.begin()
-            code = os.waitstatus_to_exitcode(_attend(child, output))
+            status, interrupted = _attend(child, output)
             output.end()
+            code = os.waitstatus_to_exitcode(status)
             killed = -code if code < 0 else None
-            ended = Ended(128 + killed if killed else code, time.monotonic() - began, output.logs(), killed)
+            ended = Ended(
+                128 + killed if killed else code,
+                time.monotonic() - began,
+                output.logs(),
+                killed,
+                lost=output.lost,
+                interrupted=interrupted and killed == signal.SIGINT,
+            )
+        end(ended)
+        while pending := signal.sigpending() & _TAKEN:  # they were for the command
+            signal.sigwait(pending)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     yield ended
@@ -106,11 +120,13 @@ def wait_for_process(pid: int, begin: Callable[[], None] = lambda: None) -> None
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.ENOENT):  # the number of a thread
                 raise ProcessLookupError(errno.ESRCH, "No such process") from None
-            raise
-        begin()
-        select.select([process], [], [])
-        os.close(process)
-        return
+            if error.errno != errno.ENOSYS:  # Linux before 5.3, and its imitations
+                raise
+        else:
+            begin()
+            select.select([process], [], [])
+            os.close(process)
+            return
     os.getpgid(pid)
     begin()
     while _alive(pid):
@@ -124,30 +140,68 @@ def _alive(pid: int) -> bool:
     return False
 
 
-def _attend(child: int, output: "_Output") -> int:
-    """Pass signals on until the child has ended; its wait status."""
+def _spawn(command: list[str], actions: list[tuple[int, ...]], mask: set[Any]) -> int:
+    if not command[0]:
+        raise FileNotFoundError(errno.ENOENT, "not found")
+    options: dict[str, Any] = {
+        "file_actions": actions,
+        "setsigmask": mask,
+        "setsigdef": [signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them
+    }
+    try:
+        return os.posix_spawnp(command[0], command, _environment(), **options)
+    except OSError as error:
+        script = shutil.which(command[0])
+        if error.errno != errno.ENOEXEC or not script:
+            raise
+        return os.posix_spawn("/bin/sh", ["sh", script, *command[1:]], _environment(), **options)  # as shells do
+
+
+def _environment() -> dict[bytes, bytes]:
+    """Our environment as it was before Python, in the C locale, put LC_CTYPE into it (PEP 538)."""
+    environment = dict(os.environb)
+    with contextlib.suppress(OSError), open("/proc/self/environ", "rb") as file:
+        if b"\0LC_CTYPE=" not in b"\0" + file.read():
+            environment.pop(b"LC_CTYPE", None)
+    return environment
+
+
+def _attend(child: int, output: "_Output") -> tuple[int, bool]:
+    """Pass signals on until the child has ended; its wait status, and whether there was a Ctrl-C."""
+    interrupted = False
     while True:
-        number, by_terminal = _next_signal()
+        number, by_terminal, by_us = _next_signal()
         if number == signal.SIGCHLD:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
-                return status
+                return status, interrupted
             continue
-        if number == signal.SIGWINCH:
-            output.resize()
-        if not by_terminal:  # what a terminal sends, it sends to the command as well
-            os.kill(child, number)
+        interrupted = interrupted or (by_terminal and number == signal.SIGINT)
+        with contextlib.suppress(OSError):  # it may be somebody else now, by setuid
+            if number == signal.SIGWINCH and output.resize():
+                os.killpg(0, number)  # the terminal told them when it was too early
+            elif not by_us and (not by_terminal or os.getpgid(child) != os.getpgrp()):
+                os.kill(child, number)
 
 
-def _next_signal() -> tuple[int, bool]:
-    """The next signal, and whether the terminal sent it to all that run in its foreground."""
+def _next_signal() -> tuple[int, bool, bool]:
+    """The next signal, whether the terminal sent it to all that run in its foreground, and whether we did."""
     if sys.platform == "linux":
         info = signal.sigwaitinfo(_TAKEN)
-        return info.si_signo, info.si_signo in _TERMINAL_SENDS and info.si_code == _SENT_BY_KERNEL
+        # a terminal that is closed tells none but the leader of its session
+        to_all = info.si_signo in _TERMINAL_SENDS - ({signal.SIGHUP} if os.getsid(0) == os.getpid() else set())
+        return info.si_signo, to_all and info.si_code == _SENT_BY_KERNEL, info.si_pid == os.getpid()
     number = signal.sigwait(_TAKEN)
     with contextlib.suppress(OSError), open("/dev/tty", "rb", buffering=0) as terminal:
-        return number, number in _TERMINAL_SENDS and os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    return number, False
+        return number, number in _TERMINAL_SENDS and os.tcgetpgrp(terminal.fileno()) == os.getpgrp(), False
+    return number, False, False
+
+
+def _terminal(target: int) -> int:
+    """Our terminal by a descriptor that does not block, which others don't share."""
+    with contextlib.suppress(OSError):  # it may be out of reach in a container
+        return os.open(os.ttyname(target), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return target
 
 
 @dataclass
@@ -157,6 +211,7 @@ class _Channel:
     source: int
     target: int
     pending: bytes = b""
+    lost: str | None = None
 
     def read(self) -> bytes | None:
         """What there is to read; empty at the end, None when there is nothing now."""
@@ -174,7 +229,9 @@ class _Channel:
                 self.pending = self.pending[os.write(self.target, self.pending[:most]) :]
             except BlockingIOError:
                 raise
-            except OSError:
+            except OSError as error:
+                if error.errno != errno.EPIPE:
+                    self.lost = error.strerror
                 self.pending = b""
                 return False
         return True
@@ -183,52 +240,71 @@ class _Channel:
 class _Output:
     """What the command says, on its way from a pseudo-terminal or a pipe for each of our outputs to that, and the tail.
 
-    theirs: by the command's descriptor, the end that it gets."""
+    lost: why some of it could not be written."""
 
     def __init__(self, lines: int) -> None:
         self._lines = lines
         self._kept = bytearray()
         self._cut = False
         self._channels: list[_Channel] = []
-        self.theirs: dict[int, int] = {}
+        self._theirs: dict[int, int | None] = {}
         for target in (1, 2):
             if target == 2 and os.path.sameopenfile(1, 2):  # one channel, so that both stay in order
-                self.theirs[2] = self.theirs[1]
-                continue
-            ours, self.theirs[target] = os.openpty() if os.isatty(target) else os.pipe()
-            if os.isatty(target):
-                tty.setraw(self.theirs[target])  # bytes pass as they are; the real terminal does what terminals do
-            os.set_blocking(ours, False)
-            self._channels.append(_Channel(ours, target))
+                self._theirs[2] = self._theirs[1]
+            elif fcntl.fcntl(target, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+                self._theirs[target] = None  # it was closed, and something had to be in its place
+            elif os.isatty(target):
+                ours, self._theirs[target] = pty = os.openpty()
+                tty.setraw(pty[1])  # bytes pass as they are; the real terminal does what terminals do
+                self._channels.append(_Channel(ours, _terminal(target)))
+            else:
+                ours, self._theirs[target] = os.pipe()
+                self._channels.append(_Channel(ours, target))
+        for channel in self._channels:
+            os.set_blocking(channel.source, False)
         self._open = list(self._channels)
         self.resize()
         self._ended, self._say_ended = os.pipe()
+        self._said_all = threading.Event()
         self._copying = threading.Thread(target=self._copy, daemon=True)
 
-    def resize(self) -> None:
-        """Let the pseudo-terminals be as large as the real ones are now."""
+    @property
+    def lost(self) -> str | None:
+        return next((channel.lost for channel in self._channels if channel.lost), None)
+
+    def actions(self) -> list[tuple[int, ...]]:
+        """What makes the ends the command's, for posix_spawn."""
+        return [
+            (os.POSIX_SPAWN_CLOSE, target) if theirs is None else (os.POSIX_SPAWN_DUP2, theirs, target)
+            for target, theirs in self._theirs.items()
+        ]
+
+    def resize(self) -> bool:
+        """Let the pseudo-terminals be as large as the real ones are now; whether one was not."""
+        changed = False
         for channel in list(self._open):
-            size = array.array("h", [0] * 4)
-            with contextlib.suppress(OSError):
+            size, before = (array.array("h", [0] * 4) for _ in range(2))
+            with contextlib.suppress(OSError):  # a pipe
                 fcntl.ioctl(channel.target, termios.TIOCGWINSZ, size)
+                fcntl.ioctl(channel.source, termios.TIOCGWINSZ, before)
                 fcntl.ioctl(channel.source, termios.TIOCSWINSZ, size)
+                changed = changed or size != before
+        return changed
 
     def begin(self) -> None:
         """The command has its ends now."""
-        for theirs in set(self.theirs.values()):
-            os.close(theirs)
+        for theirs in set(self._theirs.values()) - {None}:
+            os.close(theirs)  # type: ignore[arg-type]
         self._copying.start()
 
     def end(self) -> None:
         """The command has ended: take what it has said. It may not be written yet, since its reader may be slow."""
         os.close(self._say_ended)
-        self._copying.join()
+        self._said_all.wait()
 
     def finish(self) -> None:
-        """Write what is still to be written; if somebody else keeps an output open, leave a process that copies it."""
-        for channel in self._channels:
-            while channel.pending and channel.write(_CHUNK):
-                select.select([], [channel.target], [])
+        """All is written after this; if somebody else keeps an output open, a process stays that copies it."""
+        self._copying.join()
         if not self._open or os.fork():
             return
         with contextlib.suppress(BaseException):
@@ -258,8 +334,16 @@ class _Output:
         return b"\n".join(lines).decode(errors="replace")
 
     def _copy(self) -> None:
-        """Copy until all is said. While a reader is slow, nothing is read, so the command has to wait as it would have;
-        but once it has ended, what it has said is read."""
+        self._copy_until_all_is_said()
+        self._said_all.set()
+        for channel in self._channels:
+            while channel.pending:
+                select.select([], [channel.target], [])
+                channel.write(select.PIPE_BUF)
+
+    def _copy_until_all_is_said(self) -> None:
+        """While a reader is slow, nothing is read, so the command has to wait as it would have; but once it has ended,
+        what it has said is read."""
         until = None
         while self._open and (until is None or time.monotonic() < until):
             poll = select.poll()
@@ -271,7 +355,7 @@ class _Output:
                 if until or not channel.pending:
                     poll.register(channel.source, select.POLLIN)
             ready = dict(poll.poll(None if until is None else _REST_SECONDS * 1000))
-            if until and not any(channel.source in ready for channel in self._open):
+            if until and not ready:
                 return
             if self._ended in ready:
                 until = time.monotonic() + _REST_AT_MOST_SECONDS

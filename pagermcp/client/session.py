@@ -2,14 +2,17 @@
 
 import contextlib
 import os
+import stat
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pagermcp import address, files
 
 _MOST_BYTES = 200
+_MOST_PATH_BYTES = 4096
+_MOST_INDEX_BYTES = 1 << 28
 _PATIENCE_SECONDS = 1.0
 
 
@@ -25,11 +28,14 @@ def session_file(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def read_session(path: str) -> uuid.UUID:
-    """The address in a session file: a key, or a number with which one can only send. Raises NoSession."""
+    """The address in a session file: a key, or a number with which one can only send. Raises NoSession, also when
+    somebody has put the file there who is neither we, nor root, nor the folder's owner."""
     try:
-        with open(path, "rb") as file:
-            content = file.read(_MOST_BYTES).decode(errors="replace")
-        return address.parse(content)
+        content, status = files.read(os.path.realpath(path), _MOST_BYTES)
+        folder = os.stat(os.path.dirname(path) or ".")
+        if os.geteuid() not in (0, status.st_uid) and status.st_uid not in (0, folder.st_uid):
+            raise NoSession(f"{path} belongs to uid {status.st_uid}, who could read what is sent there; remove it")
+        return address.parse(content.decode(errors="replace"))
     except FileNotFoundError:
         raise NoSession(f"no mailbox: there is no {path}; make one with: pagermcp number") from None
     except OSError as error:
@@ -39,33 +45,31 @@ def read_session(path: str) -> uuid.UUID:
         raise NoSession(f"{path} {what}; remove it, and make one with: pagermcp number") from None
 
 
-def make_session(path: str, environment: Mapping[str, str] = os.environ) -> uuid.UUID:
-    """The key in a session file, which is made when there is none: for its owner alone, and kept out of git.
+def make_session(
+    path: str, say: Callable[[str], None] = lambda text: None, environment: Mapping[str, str] = os.environ
+) -> uuid.UUID:
+    """The address in a session file, which is made with a new key when there is none: for its owner alone, and kept out
+    of git.
 
     For root it belongs to PAGER_UID and PAGER_GID, or to the folder's owner, so that a container does not leave a file
-    that its user can't read. Raises NoSession, also when git tracks the file."""
+    that its user can't read. say: called with what could not be done. Raises NoSession, also when git tracks it."""
     if is_tracked(path):
         raise NoSession(
             f"git tracks {path}, so whoever has the repository can read the mailbox: "
             f"git rm --cached {path}, remove the file, and make a new one"
         )
     try:
-        made = _make(path)
-        _own(path, environment)
+        with contextlib.suppress(FileExistsError):
+            files.write(path, f"{uuid.uuid4()}\n".encode(), 0o600)
         key = _read_when_written(path)
-        _exclude(path, made)
+        _own(path, environment)
     except OSError as error:
-        raise NoSession(f"{error.filename or path}: {error.strerror}; name another with PAGER_SESSION_FILE") from None
-    except ValueError as error:
-        raise NoSession(str(error)) from None
+        raise NoSession(f"{path}: {error.strerror}; name another file with PAGER_SESSION_FILE") from None
+    try:
+        _exclude(path, environment)
+    except OSError as error:
+        say(f"{path} could not be kept out of git ({error.filename}: {error.strerror}): add it to .gitignore")
     return key
-
-
-def _make(path: str) -> bool:
-    with contextlib.suppress(FileExistsError):
-        files.write(path, f"{uuid.uuid4()}\n".encode(), 0o600)
-        return True
-    return False
 
 
 def _read_when_written(path: str) -> uuid.UUID:
@@ -77,61 +81,92 @@ def _read_when_written(path: str) -> uuid.UUID:
 
 
 def _own(path: str, environment: Mapping[str, str]) -> None:
-    folder = os.stat(os.path.dirname(path) or ".")
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
-        status = os.fstat(file.fileno())
+    """Let it belong to who works there, and nobody else read it; a file of another place, by a link, is left alone."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | files.NOT_FOLLOWED)
+    try:
+        status = os.fstat(descriptor)
+        address.parse(os.read(descriptor, _MOST_BYTES).decode(errors="replace"))
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            return
         if os.geteuid() == 0:
-            owner = [_id(environment, "PAGER_UID", folder.st_uid), _id(environment, "PAGER_GID", folder.st_gid)]
-            if owner != [status.st_uid, status.st_gid]:
-                os.fchown(file.fileno(), *owner)
-        if status.st_mode & 0o077 and status.st_uid in (0, os.geteuid()):
-            os.fchmod(file.fileno(), 0o600)
+            os.fchown(descriptor, *_owner(path, environment))
+        if status.st_mode & 0o077 and os.geteuid() in (0, status.st_uid):
+            os.fchmod(descriptor, 0o600)
+    except address.InvalidAddress:
+        return
+    finally:
+        os.close(descriptor)
+
+
+def _owner(path: str, environment: Mapping[str, str]) -> tuple[int, int]:
+    folder = os.stat(os.path.dirname(path) or ".")
+    return _id(environment, "PAGER_UID", folder.st_uid), _id(environment, "PAGER_GID", folder.st_gid)
 
 
 def _id(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name, "").strip() or str(default)
     if not text.isascii() or not text.isdigit() or int(text) >= 1 << 32:
-        raise ValueError(f"{name}={text!r}: must be the number of a user or group")
+        raise NoSession(f"{name}={text!r}: must be the number of a user or group")
     return int(text)
 
 
 def is_tracked(path: str) -> bool:
-    """Whether git has the file in its index. False where git is not, or does not want to say."""
-    return _git(path, "ls-files", "--error-unmatch", "--", os.path.basename(path)) is not None
+    """Whether git has the file in its index, as far as can be known: git may be missing, or not trust the folder."""
+    known = _git(path, "ls-files", "--", os.path.basename(path))
+    if known is not None:
+        return bool(known)
+    repository = _repository(path)
+    try:
+        index = files.read(f"{repository}/index", _MOST_INDEX_BYTES)[0] if repository else b""
+    except OSError:
+        return False
+    return os.fsencode(os.path.basename(path)) in index
 
 
-def _exclude(path: str, made: bool) -> None:
-    """Put the file on the list of what this clone ignores, unless git ignores it anyhow."""
+def _exclude(path: str, environment: Mapping[str, str]) -> None:
+    """Put the file on the list of what this clone ignores, unless git ignores it anyhow. Raises OSError."""
     name = os.path.basename(path)
-    if _git(path, "check-ignore", "--quiet", "--", name) is not None:
+    repository = _repository(path)
+    if repository is None or _git(path, "check-ignore", "--", name):
         return
-    exclude = _git(path, "rev-parse", "--git-path", "info/exclude")
-    if exclude is None:  # no repository, or no git (as in a container), so look for a repository by hand
-        exclude = _exclude_by_hand(os.path.dirname(os.path.abspath(path)))
-    if not exclude:
-        return
-    exclude = os.path.join(os.path.dirname(path), exclude)
-    os.makedirs(os.path.dirname(exclude), exist_ok=True)
-    with open(exclude, "a+b") as file:
-        file.seek(0)
+    with contextlib.suppress(FileNotFoundError):  # a worktree, whose list is that of the main one
+        common = files.read(f"{repository}/commondir", _MOST_PATH_BYTES)[0]
+        repository = os.path.join(repository, os.fsdecode(common).rstrip("\n"))
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(f"{repository}/info")
+    descriptor = os.open(f"{repository}/info/exclude", os.O_RDWR | os.O_APPEND | os.O_CREAT | files.NOT_FOLLOWED, 0o644)
+    with open(descriptor, "r+b") as file:
         lines = file.read().split(b"\n")
         if os.fsencode(name) not in lines:
             file.write(b"\n" * (lines[-1] != b"") + os.fsencode(name) + b"\n")
+        if os.geteuid() == 0 and os.fstat(descriptor).st_uid == 0:
+            owner = os.stat(repository)
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+            os.chown(f"{repository}/info", owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
-def _exclude_by_hand(folder: str) -> str | None:
+def _repository(path: str) -> str | None:
+    """The git folder to which a file's folder belongs; found by hand, since git may be missing, as in a container."""
+    folder = os.path.dirname(os.path.abspath(path))
     while not os.path.lexists(f"{folder}/.git"):
-        parent = os.path.dirname(folder)
-        if parent == folder:
+        folder, child = os.path.dirname(folder), folder
+        if folder == child:
             return None
-        folder = parent
-    return f"{folder}/.git/info/exclude" if os.path.isdir(f"{folder}/.git") else None
+    if os.path.isdir(f"{folder}/.git"):
+        return f"{folder}/.git"
+    try:  # of a worktree or submodule it is a file that says where
+        link = os.fsdecode(files.read(f"{folder}/.git", _MOST_PATH_BYTES)[0])
+    except OSError:
+        return None
+    where = os.path.join(folder, link.removeprefix("gitdir:").strip())
+    return where if link.startswith("gitdir:") and os.path.isdir(where) else None
 
 
 def _git(path: str, *arguments: str) -> str | None:
-    """What git prints about the file's folder; None when it fails, or is not there."""
+    """What git prints about the file's folder, whatever repository the caller is busy with; None when it fails."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-C", os.path.dirname(path) or ".", *arguments]
     with contextlib.suppress(OSError):
-        command = ["git", "-C", os.path.dirname(path) or ".", *arguments]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)  # noqa: S603
-        return done.stdout.rstrip("\n") if done.returncode == 0 else None
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)  # noqa: S603
+        return done.stdout if done.returncode == 0 else None
     return None

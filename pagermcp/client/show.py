@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import select
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -11,9 +13,11 @@ from typing import Any
 from pagermcp.client.relay import Page
 from pagermcp.durations import in_words
 
-# Controls but for the line break, marks that turn the direction of text or can't be seen, halves of surrogate pairs.
+# Controls but for the line break, marks that turn the direction of text or can't be seen (but for the one that makes an
+# emoji of a sign), halves of surrogate pairs.
 _UNSAFE = re.compile(
-    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
 )
 _MESSAGE_LEAST = 20
 
@@ -26,7 +30,10 @@ def put(content: bytes) -> None:
     """Write to standard output, and know that it was written. Raises Unwritable."""
     try:
         while content:
-            content = content[os.write(1, content) :]
+            try:
+                content = content[os.write(1, content) :]
+            except BlockingIOError:  # its reader is slow, and somebody has made it not to block
+                select.select([], [1], [])
     except OSError as error:
         raise Unwritable(f"the output can't be written: {error.strerror}") from None
 
@@ -34,21 +41,20 @@ def put(content: bytes) -> None:
 def json_line(value: object) -> bytes:
     """JSON in one line of UTF-8, with what could harm a terminal as escapes."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode() + b"\n"
+    return _UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1], text).encode() + b"\n"
 
 
 def plain(text: str) -> str:
     """A text whose dangerous characters are shown as escapes; line breaks stay, and tabs are spaces."""
     text = text.replace("\r\n", "\n").replace("\t", "    ")
-    return _UNSAFE.sub(
-        lambda match: f"\\x{ord(match[0]):02x}" if ord(match[0]) < 256 else f"\\u{ord(match[0]):04x}", text
-    )
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def in_one_line(value: object) -> str:
-    """A value of a page in one line."""
+def in_one_line(value: object, most: int = sys.maxsize) -> str:
+    """A value of a page in one line of at most so many characters."""
     text = value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
-    return " ".join(plain(text).split())
+    line = " ".join(plain(text).split())
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def age(page: Page) -> str:
@@ -80,7 +86,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     room = 10**9
     if os.isatty(1):
         room = max(_MESSAGE_LEAST, shutil.get_terminal_size().columns - sum(widths) - 2 * len(widths))
-    cut = [[*line[:-1], line[-1] if len(line[-1]) <= room else line[-1][: room - 1] + "…"] for line in lines]
+    cut = [[*line[:-1], in_one_line(line[-1], room)] for line in lines]
     return ["  ".join(map(str.ljust, line, [*widths, 0])).rstrip() for line in cut]
 
 
