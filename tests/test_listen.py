@@ -233,12 +233,9 @@ def test_a_relay_that_restarts_is_found_again(start_relay: Callable[..., Relay],
     relay.stop()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--jobs", "2"], ["--jobs", "0", "--exec", "x"], ["--lease", "x"], ["--lease", "0.5"], ["--lease", "13h"]],
-)
-def test_a_wrong_call_is_refused(client: Client, arguments: list[str]) -> None:
-    client("listen", *arguments, code=2)
+@pytest.mark.parametrize("arguments", ["--jobs 2", "--jobs 0 --exec x", "--lease x", "--lease 0.5", "--lease 13h"])
+def test_a_wrong_call_is_refused(client: Client, arguments: str) -> None:
+    client("listen", *arguments.split(), code=2)
 
 
 def test_what_does_not_pass_by_itself_ends_it(client: Client) -> None:
@@ -282,7 +279,7 @@ def test_a_stop_does_not_wait_for_a_relay_that_has_gone(start_relay: Callable[..
         (client.folder / "go").touch()
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
-        assert "could not be acknowledged, and may come again" in process.communicate(timeout=20)[1]
+        assert ", and may come again" in process.communicate(timeout=20)[1]
     assert process.returncode == 0
 
 

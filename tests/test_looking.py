@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,7 +169,7 @@ def test_columns_are_as_wide_as_they_must_be(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_one_page_does_not_spoil_the_table(relay: Relay, client: Client) -> None:
     relay.notify(client.key, json={"JOB_ID": "j" * 3000, "status": "s" * 3000, "message": "m"})
-    title, row = client("inbox").stdout.splitlines()
+    _, row = client("inbox").stdout.splitlines()
     assert len(row) < 120
     assert row.endswith("…  m")
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ _LONGEST_DELAY_SECONDS = 300.0
 _MOST_ATTEMPTS = 5  # the relay's
 _STOP_SECONDS = 10.0  # for which a page that is done with is tried to be acknowledged when we are to stop
 _FIELDS = {"message": "MESSAGE", "status": "STATUS", "JOB_ID": "JOB_ID", "PROJECT": "PROJECT", "exit_code": "EXIT_CODE"}
-_SIGNAL, _ENDED = "signal", "ended"
+_EVENT = 0  # no signal has this number
 
 
 class Listener:
@@ -48,21 +47,27 @@ class Listener:
         self._busy = 0
         self._give_up_at = math.inf
         self._hurried = threading.Event()
-        self._events = queue.SimpleQueue[str | Exception]()  # its put() may be called by a signal handler
+        self._error: Exception | None = None
+        self._woken, self._wake = os.pipe()
 
     def run(self, hurry: Callable[[int], None] | None = None) -> None:
         """Listen until SIGTERM, SIGINT or SIGHUP, then until what is under way has ended.
 
         hurry: called at each signal after that, with their number; without it the second one ends all.
         Raises Refused for what does not pass by itself, and what `handle` raised."""
+        # Each signal, and each event of another thread, is a byte in a pipe: a signal may reach any thread, and then
+        # wakes no main thread that waits for a lock.
+        os.set_blocking(self._wake, False)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, lambda *_: self._events.put(_SIGNAL))
+                signal.signal(number, lambda *_: None)
         threading.Thread(target=self._fetch, daemon=True).start()
-        signals, error = 0, None
+        signals = 0
         while not (self._stopping and not self._busy):
-            event = self._events.get()
-            if event is _SIGNAL:
+            for event in os.read(self._woken, 4096):
+                if event == _EVENT:
+                    continue
                 signals += 1
                 self._give_up_at = time.monotonic() + (_STOP_SECONDS if signals == 1 else 0)
                 if signals > 1:
@@ -70,12 +75,10 @@ class Listener:
                     if hurry is None:
                         return
                     hurry(signals)
-            elif isinstance(event, Exception):
-                error = error or event
             with self._lock:
-                self._stopping = bool(signals or error)
-        if error:
-            raise error
+                self._stopping = bool(signals or self._error)
+        if self._error:
+            raise self._error
 
     def _fetch(self) -> None:
         try:
@@ -98,18 +101,26 @@ class Listener:
                 for _ in range(room - len(pages)):
                     self._free.release()
         except Exception as error:  # noqa: BLE001 - the main thread raises it
-            self._events.put(error)
+            self._tell(error)
 
     def _work(self, page: Page) -> None:
-        event: str | Exception = _ENDED
+        error = None
         try:
             self._do(page)
-        except Exception as error:  # noqa: BLE001 - the main thread raises it
-            event = error
+        except Exception as raised:  # noqa: BLE001 - the main thread raises it
+            error = raised
         with self._lock:
             self._busy -= 1
+        self._tell(error)
         self._free.release()
-        self._events.put(event)
+
+    def _tell(self, error: Exception | None) -> None:
+        """Wake the main thread, since something has ended."""
+        with self._lock:
+            self._error = self._error or error
+            self._stopping = self._stopping or bool(error)
+        with contextlib.suppress(BlockingIOError):  # then it is awake
+            os.write(self._wake, bytes([_EVENT]))
 
     def _do(self, page: Page) -> None:
         try:
