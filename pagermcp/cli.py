@@ -107,7 +107,11 @@ def completion(shell: str) -> None:
     kind = get_completion_class(shell)
     if kind is None:  # what the choice allows, click has
         raise AssertionError(shell)
-    click.echo(kind(main, {}, "pagermcp", "_PAGERMCP_COMPLETE").source())
+    try:
+        click.echo(kind(main, {}, "pagermcp", "_PAGERMCP_COMPLETE").source())
+    except OSError as error:
+        click.echo(f"pagermcp: the output can't be written: {error.strerror}", err=True)
+        os._exit(11)  # what is still in the buffer can't be written either
 
 
 def _serve(options: dict[str, str | None]) -> None:

@@ -1,16 +1,19 @@
 """The README's commands are run as they stand, from the top to the bottom, in an empty folder."""
 
 import json
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import REPOSITORY, Relay, clean_environment, require, until
+from conftest import REPOSITORY, Client, Relay, clean_environment, new_key, number, require, until
 
 from pagermcp.spool.room import OPEN_ROOM
 
-BLOCKS: list[str] = re.findall(r"^```sh\n(.*?)^```", (REPOSITORY / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+README = (REPOSITORY / "README.md").read_text()
+BLOCKS: list[str] = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
 def test_the_two_commands_it_asks_for_are_serve_and_test() -> None:
@@ -25,13 +28,18 @@ def test_every_other_command_works(start_relay: Callable[..., Relay], tmp_path: 
     require("curl", "curl")
     relay = start_relay(tmp_path / "relay", PAGERMCP_ROOM="open")  # as ./dev serve does
     (tmp_path / "spool").symlink_to(relay.spool)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "pagermcp").symlink_to(Path(sys.executable).parent / "pagermcp")
+
+    environment = clean_environment(HOME=tmp_path, PATH=f"{tmp_path}/.local/bin:{os.environ['PATH']}")
+    environment["SERVER_PORT"] = str(relay.port)  # for the client what localhost:8080 is for curl
 
     def start(block: str) -> "subprocess.Popen[str]":
         script = block.replace("localhost:8080", f"localhost:{relay.port}")
         return subprocess.Popen(
             ["bash", "-euc", script],
             cwd=tmp_path,
-            env=clean_environment(),
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -44,7 +52,7 @@ def test_every_other_command_works(start_relay: Callable[..., Relay], tmp_path: 
         return output
 
     wait, page, archive, number, by_header, by_path, by_mv, *rest = (b for b in BLOCKS if "./dev" not in b)
-    options, script, read, lease, install, talk, cat = rest
+    options, by_curl, script, path, by_client, read, lease, look, install, talk, cat = rest
     with start(wait) as waiting:
         until((tmp_path / ".pager_session").exists)
         until(lambda: mailboxes(relay))
@@ -65,20 +73,70 @@ def test_every_other_command_works(start_relay: Callable[..., Relay], tmp_path: 
     assert reminder["due_at"] > progress["last_read"]
     assert (began["id"], "expected_at" in began) == (None, True)
     assert ended["queued"] == progress["queued"] + 1
+    assert len(run(by_curl).splitlines()) == 2
     assert run(script) == "compiling\n"
+    assert run(path) == ""
+    mine, output, first = run(by_client).splitlines()
+    assert (mine, output) == (mailbox.name, "compiling")
+    assert json.loads(first)["payload"]["message"] == "build done"
 
-    # the block looks and takes three of the seven; the file moved in counts from when it was noticed
+    # the block looks and takes three; the file moved in counts from when it was noticed
     looked, consumed, waited, _ = run(read).splitlines()
-    assert [page["message"] for page in json.loads(looked)["messages"][:2]] == ["build done"] * 2
+    messages = [page["message"] for page in json.loads(looked)["messages"]]
+    assert messages[-5:-1] == ["backup is done", "ended with 0", "passed", "Build finished"]
+    assert re.fullmatch(r"done after \S+ s", messages[-1])
     assert json.loads(consumed)["message"]["message"] == "build done"
-    assert json.loads(waited)["message"] == "build done"
+    assert json.loads(waited)["message"]
     leased, acknowledged, receipt = run(lease).splitlines()
-    assert len(json.loads(leased)["pages"]) == 4
+    assert len(json.loads(leased)["pages"]) == 6
     assert json.loads(acknowledged)["acknowledged"] == [json.loads(receipt)["id"]]
     assert json.loads(receipt)["outcome"] == "acknowledged"
-    until(lambda: len(list(relay.spool.glob("leased/*/*"))) == 3)
+    until(lambda: len(list(relay.spool.glob("leased/*/*"))) == 5)
+    looked = run(look)
+    assert "the disk is nearly full" in looked
+    assert "ok    a page came " in looked
+    assert "the disk is nearly full" in (tmp_path / "pages.log").read_text()
     assert run(install).count("would write") == 4
     said, heard, agents = map(json.loads, run(talk).splitlines())
     assert heard["messages"] == [said]
     assert {agent["name"] for agent in agents["agents"]} == {"desktop", "vps"}
     assert json.loads(run(cat))["payload"]
+
+
+def test_the_crontab_line_works_as_cron_would_run_it(start_relay: Callable[..., Relay], tmp_path: Path) -> None:
+    line = re.findall(r"^```crontab\n(.*?)\n```", README, re.DOTALL | re.MULTILINE)[0]
+    times, command = re.fullmatch(r"((?:\S+ ){5})(.*)", line).groups()  # type: ignore[union-attr]
+    assert times.split() == ["30", "3", "*", "*", "*"]
+    relay = start_relay()
+    client = Client(tmp_path, relay.url)
+    (tmp_path / "backup.sh").write_text("#!/bin/sh\necho saved\nexit 3\n")
+    (tmp_path / "backup.sh").chmod(0o755)
+    environment = {
+        "HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "PAGER_URL": relay.url,
+    }
+    done = subprocess.run(["/bin/sh", "-c", command.replace("/srv/project", str(tmp_path))], env=environment)
+    assert done.returncode == 3
+    (page,) = relay.lease(client.key)
+    assert (page["payload"]["JOB_ID"], page["payload"]["status"]) == ("backup", "failed")
+
+
+def test_the_ci_step_pages_once_however_often_it_is_tried(start_relay: Callable[..., Relay], tmp_path: Path) -> None:
+    require("curl", "curl")
+    step = re.findall(r"^```yaml\n(.*?)\n```", README, re.DOTALL | re.MULTILINE)[0]
+    command = " ".join(step.partition("run: >-\n")[2].split("\n")).replace("${{ job.status }}", "failure")
+    relay = start_relay()
+    key = new_key()
+    told = {"GITHUB_REPOSITORY": "me/it", "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1"}
+    environment = clean_environment(PAGER_URL=relay.url, PAGER_NUMBER=number(key), **told)
+    for _ in range(2):
+        subprocess.run(["bash", "-ec", command], env=environment, check=True, stdout=subprocess.DEVNULL)
+    (page,) = relay.lease(key, "max=9&lease=9")
+    assert page["payload"] == {"message": "me/it: failure"}
+
+
+def test_the_commands_of_the_other_documents_are_there() -> None:
+    for name in ("when.md", "client.md"):
+        assert f"docs/{name}" in README
+        assert (REPOSITORY / "docs" / name).exists()
