@@ -144,7 +144,7 @@ def test_no_key_is_on_any_command_line_or_in_an_address(relay: Relay, client: Cl
 
 def test_the_python_example_of_the_documentation_works(relay: Relay, client: Client) -> None:
     example = re.findall(r"^```python\n(.*?)^```", (REPOSITORY / "docs" / "client.md").read_text(), re.M | re.S)[0]
-    handle = "def handle(payload):\n    print(payload)\n    if payload == {'message': 'end'}: raise SystemExit\n"
+    handle = "def handle(payload):\n    print(payload, flush=True)\n    if payload == {'message': 'end'}: raise SystemExit\n"
     with subprocess.Popen(
         [sys.executable, "-c", f"number = {client.number!r}\n{handle}{example}"],
         cwd=client.folder,
@@ -152,8 +152,10 @@ def test_the_python_example_of_the_documentation_works(relay: Relay, client: Cli
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "{'status': 'success'}\n"
         relay.notify(client.key, "end")
-        assert process.communicate(timeout=20)[0] == "{'status': 'success'}\n{'message': 'end'}\n"
+        assert process.communicate(timeout=20)[0] == "{'message': 'end'}\n"
     assert len(relay.archived(client.key)) == 1
 
 
