@@ -144,7 +144,9 @@ def test_no_key_is_on_any_command_line_or_in_an_address(relay: Relay, client: Cl
 
 def test_the_python_example_of_the_documentation_works(relay: Relay, client: Client) -> None:
     example = re.findall(r"^```python\n(.*?)^```", (REPOSITORY / "docs" / "client.md").read_text(), re.M | re.S)[0]
-    handle = "def handle(payload):\n    print(payload, flush=True)\n    if payload == {'message': 'end'}: raise SystemExit\n"
+    handle = (
+        "def handle(payload):\n    print(payload, flush=True)\n    if payload == {'message': 'end'}: raise SystemExit\n"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", f"number = {client.number!r}\n{handle}{example}"],
         cwd=client.folder,

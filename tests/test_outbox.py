@@ -136,6 +136,9 @@ def test_what_a_relay_will_never_take_is_put_aside_with_the_reason(full_relay: R
     (aside,) = (client.outbox / "refused").glob("*.json")
     assert "the limit is 1000" in aside.with_suffix(".why").read_text()
     assert json.loads(aside.read_text())["payload"] == "x" * 2000
+    keep(client, "x" * 2000)
+    assert "was refused, and put aside: the body has 2000 bytes" in client("send", "--replace", "a", "b").stderr
+    full_relay.with_key(client.key, "POST", f"/mailboxes/{client.key}/consume")
     assert "the limit is 1000" in client("send", "x" * 2000, code=7).stderr  # at once it is not kept at all
     assert not waiting(client)
 

@@ -20,7 +20,7 @@ from pagermcp import address
 from pagermcp.client import doctor as health
 from pagermcp.client import runner, show
 from pagermcp.client.listen import CannotRun, Commands, Listener
-from pagermcp.client.outbox import Flushed, Kept, Outbox, Outgoing, deliver
+from pagermcp.client.outbox import Kept, Outbox, Outgoing, deliver
 from pagermcp.client.relay import BadCall, NotARelay, Page, Refused, Relay, RelayError, Unreachable
 from pagermcp.client.report import Report
 from pagermcp.client.session import NoSession, make_session, session_file
@@ -217,20 +217,12 @@ def send(
 @click.option("--message", metavar="TEXT", callback=_said, help="What the page says; otherwise how the command ended.")
 @click.option("--tail", metavar="N", type=click.IntRange(0), default=10, help="Send the last N lines of output (10).")
 @click.option("--show-command", is_flag=True, help="Send the command line too. It may hold secrets.")
-@click.pass_context
 def run(
-    context: click.Context,
     command: tuple[str, ...],
     message: str | None,
     tail: int,
     show_command: bool,
-    job_id: str | None,
-    project: str | None,
-    fields: dict[str, str],
-    to: str | None,
-    expect: float | None,
-    outbox: bool,
-    url: str | None,
+    **options: Any,
 ) -> None:
     """Run a command as if this were not there, send a page when it has ended, and exit with its exit code.
 
@@ -239,13 +231,11 @@ def run(
     pagermcp run --job-id backup --expect 2h -- ./backup.sh /home
     pagermcp run --to 0f9d2c1e-9ae8-812c-839c-75714745f412 --tail 30 -- pytest
     """
-    relay = Relay(to, url)
-    report = Report(relay, job_id or "run", expect, Outbox() if outbox else None)
+    report = _report("run", **options)
 
     def keep(ended: runner.Ended) -> None:
         took = "" if ended.error else f" after {in_words(round(ended.seconds, 1))}"
         told = _payload(
-            PROJECT=project,
             status="failed" if ended.exit_code else "success",
             message=message or f"{ended}{took}",
             exit_code=ended.exit_code,
@@ -255,50 +245,38 @@ def run(
             command=list(map(_text, command)) if show_command else None,
             logs=ended.logs,
         )
-        report.keep(told | fields)
+        report.keep(told)
 
     with runner.run(list(command), tail, report.begin, keep) as ended:
         if ended.error:
             _note(f"{command[0]}: {ended.error}")
         if ended.lost:
             _note(f"the output could not be written: {ended.lost}")
-        _send(report, relay.url if outbox else None)
+        _send(report)
     if ended.interrupted:
         os.kill(os.getpid(), signal.SIGINT)  # as the command did: that is how a shell knows that a loop is to end
-    context.exit(ended.exit_code)
+    sys.exit(ended.exit_code)
 
 
 @_command(_job_id, _project, _fields, _to, _expect, _outbox, _url)
 @click.argument("pid", type=click.IntRange(1, (1 << 31) - 1))
 @click.option("--message", metavar="TEXT", callback=_said, help="What the page says; otherwise that it has ended.")
-def pid(
-    pid: int,
-    message: str | None,
-    job_id: str | None,
-    project: str | None,
-    fields: dict[str, str],
-    to: str | None,
-    expect: float | None,
-    outbox: bool,
-    url: str | None,
-) -> None:
+def pid(pid: int, message: str | None, **options: Any) -> None:
     """Send a page when a process that runs already has ended, whosever it is. How it ended can't be known.
 
     \b
     pagermcp pid 1234 --message "the upload is through"
     pagermcp pid $(pgrep -o rsync) --expect 6h
     """
-    relay = Relay(to, url)
-    report = Report(relay, job_id or str(pid), expect, Outbox() if outbox else None)
+    report = _report(str(pid), **options)
     began = time.monotonic()
     try:
         runner.wait_for_process(pid, report.begin)
     except ProcessLookupError:
         fail(f"there is no process {pid}", NOTHING)
     seconds = round(time.monotonic() - began, 3)
-    told = _payload(PROJECT=project, status="ended", message=message or f"process {pid} has ended", seconds=seconds)
-    report.keep(told | fields)
-    if not _send(report, relay.url if outbox else None):
+    report.keep({"status": "ended", "message": message or f"process {pid} has ended", "seconds": seconds})
+    if not _send(report):
         sys.exit(UNREACHABLE)
 
 
@@ -555,29 +533,43 @@ def _say_kept(why: Kept) -> None:
     _note(f"not sent yet: {why}. It is kept; send it with: pagermcp outbox flush")
 
 
-def _send(report: Report, url: str | None) -> bool:
-    """Send the report of something that has ended, and say what went wrong; whether the page is sent, or kept.
+def _report(
+    name: str,
+    url: str | None,
+    to: str | None,
+    job_id: str | None,
+    project: str | None,
+    fields: dict[str, str],
+    expect: float | None,
+    outbox: bool,
+) -> Report:
+    """The report that these options ask for; name: JOB_ID, if they don't say."""
+    fixed = _payload(PROJECT=project, JOB_ID=job_id or name)
+    return Report(Relay(to, url), fixed, fields, expect, Outbox() if outbox else None)
 
-    url: the relay that also gets what waits for it in the outbox."""
+
+def _send(report: Report) -> bool:
+    """Send the report of something that has ended, and say what went wrong; whether the page is sent, or kept."""
     try:
-        report.send()
+        report.send(_note)
     except Kept as why:
         _say_kept(why)
     except (RelayError, BadCall, OSError) as error:
         _note(f"not sent: {error}")
         return False
     else:
-        _flush_others(url)
+        if report.outbox:
+            _flush_others(report.relay.url)
     finally:
         if report.trouble:
             _note(report.trouble)
     return True
 
 
-def _flush_others(url: str | None) -> None:
+def _flush_others(url: str) -> None:
     """The relay at this URL takes pages, so it may take those that it could not before."""
     with contextlib.suppress(OSError):  # `pagermcp outbox` says it
-        flushed = Outbox().flush(url=url, seconds=_BESIDE_SECONDS) if url else Flushed()
+        flushed = Outbox().flush(url=url, seconds=_BESIDE_SECONDS)
         if flushed.sent or flushed.refused:
             trouble = f"; {flushed.trouble}" if flushed.trouble else ""
             _note(f"from the outbox: {flushed}{trouble}")

@@ -144,11 +144,15 @@ class Outbox:
             raise ValueError(f"{path} is no page of an outbox: {error}") from None
         return page
 
-    def send(self, path: str, page: Outgoing) -> Sent:
+    def send(self, path: str, page: Outgoing, say: Callable[[str], None]) -> Sent:
         """Send a page that was put here, and before it the older ones to the same mailbox.
 
-        Raises Kept when it stays here, and what refuses it for good, which is then not kept; OSError."""
+        say: called for each of those that was refused for good. Raises Kept when this one stays here, and what refuses
+        it for good, which is then not kept; OSError."""
         flushed = self.flush(self._up_to(path, page), tries=3)
+        for other, why in flushed.refused.items():
+            if other != path:
+                say(f"a page in the outbox was refused, and put aside: {why}")
         if path in flushed.refused:
             self.remove(path)
             raise flushed.refused[path]
@@ -235,12 +239,12 @@ class Outbox:
 def deliver(page: Outgoing, outbox: Outbox | None, say: Callable[[str], None]) -> Sent:
     """Send a page by way of the outbox, so that it is on the disk before anything can go wrong.
 
-    say: called when the outbox can't be used. Raises Kept, RelayError, BadCall."""
+    say: called when the outbox, or a page in it, can't be used. Raises Kept, RelayError, BadCall."""
     if outbox:
         try:
             path = outbox.put(page)
         except OSError as error:
             say(f"the outbox {outbox.folder} can't be used: {error.strerror}")
         else:
-            return outbox.send(path, page)
+            return outbox.send(path, page, say)
     return page.deliver(Relay(page.to, page.url))

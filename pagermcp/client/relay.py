@@ -33,8 +33,6 @@ _HANDLE = re.compile(r"[0-9]{16}(\.[0-9]{1,9})?", re.ASCII)
 _HOST = re.compile(r"[^\s*/\\]+")
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
-Options = Mapping[str, "str | float | None"]
-
 
 class RelayError(Exception):
     """A call did not succeed. The message is one line for a person.
