@@ -111,7 +111,7 @@ class Relay:
         environment = clean_environment(**{"PORT": 0, "DATA_DIR": spool, **settings})
         command = [sys.executable, "-c", f"{prelude}\nfrom pagermcp.cli import main\nmain()"]
         if user is not None:
-            command = as_user(user, "import encodings.idna; from pagermcp.cli import main", "main()")
+            command = as_user(user, "import encodings.idna, pagermcp.server; from pagermcp.cli import main", "main()")
         with log.open("ab") as stderr:
             self.process = subprocess.Popen(
                 [*prefix, *command],

@@ -123,7 +123,7 @@ def test_a_stopped_relays_spool_can_be_served_again(start_relay: Callable[..., R
             )
             for url in ("pager.example.org", "https://x$(id)", "https://x y", "https://x`id`", "https://x}", "ftp://x")
         ],
-        ("MODE", "clent", "MODE='clent': must be server"),
+        ("MODE", "clent", "MODE='clent': must be server or client"),
     ],
 )
 def test_a_wrong_setting_is_one_line_and_exit_code_2(setting: str, value: str, message: str) -> None:
