@@ -23,6 +23,7 @@ from pagermcp.spool import Spool
 
 REPOSITORY = Path(__file__).parent.parent
 NOBODY = 65534
+RELAY_IMPORTS = "import encodings.idna, pagermcp.server; from pagermcp.cli import main"  # before it may read nothing
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else, or give files away")
 
 _SETTINGS = (
@@ -111,7 +112,7 @@ class Relay:
         environment = clean_environment(**{"PORT": 0, "DATA_DIR": spool, **settings})
         command = [sys.executable, "-c", f"{prelude}\nfrom pagermcp.cli import main\nmain()"]
         if user is not None:
-            command = as_user(user, "import encodings.idna, pagermcp.server; from pagermcp.cli import main", "main()")
+            command = as_user(user, RELAY_IMPORTS, "main()")
         with log.open("ab") as stderr:
             self.process = subprocess.Popen(
                 [*prefix, *command],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NOBODY, Relay, as_root, as_user, clean_environment, new_key, number, require, until
+from conftest import NOBODY, RELAY_IMPORTS, Relay, as_root, as_user, clean_environment, new_key, number, require, until
 
 FAULTS = """
 import errno, os, sys
@@ -325,7 +325,7 @@ def test_a_spool_that_becomes_somebody_elses_is_one_line_with_owner_uid_and_reme
     assert len(lines) == 1
     assert f"the relay runs as {NOBODY}): chown -R {NOBODY} {relay.spool}" in lines[0]
     relay.stop()
-    user = as_user(NOBODY, "import encodings.idna; from pagermcp.cli import main", "main()")
+    user = as_user(NOBODY, RELAY_IMPORTS, "main()")
     assert f"chown -R {NOBODY} {relay.spool}" in fails_to_start(relay.spool, user)
     relay = start_relay(relay.spool)  # root may
     assert relay.receipt(key, id)["state"] == "waiting"
