@@ -13,13 +13,20 @@ from pagermcp.settings import InvalidSetting, Settings
 
 EXIT_CODES = """\b
 Exit codes:
-  0 done · 1 nothing there: no page, no such process, a finding that is bad
-  2 wrong call, or no mailbox · 3 no relay answers
-  4 address missing or not allowed to (401, 403) · 5 no such page (404)
-  6 the lease is lost, or another conflict (409, 422) · 7 too large (413)
-  8 the mailbox is full (429) · 9 trouble in the relay (5xx) · 10 refused otherwise
-  11 the output can't be written
-run exits with its command's code: 126 can't be run, 127 not found, 128+n by signal n.
+  0   done
+  1   nothing there: no page (wait), no such process, doctor found something
+  2   wrong call, or no mailbox
+  3   no relay answers
+  4   address missing or not allowed to (401, 403)
+  5   no such page (404)
+  6   the lease is lost, or another conflict (409, 422)
+  7   too large (413)
+  8   the mailbox is full (429)
+  9   trouble in the relay (5xx)
+  10  refused otherwise
+  11  the output can't be written
+run exits as its command does: 126 can't be run, 127 not found,
+128+n killed by signal n. send and run: 0 when the page is kept.
 """
 
 
@@ -27,7 +34,7 @@ class _Group(click.Group):
     """The relay does not load the client, nor the client the relay."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return [*super().list_commands(context), *_client_commands()]
+        return [*_client_commands(), *super().list_commands(context)]
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         return super().get_command(context, name) or _client_commands().get(name)
@@ -96,17 +103,18 @@ def serve(**options: str | None) -> None:
     _serve(options)
 
 
-@main.command()
+@main.command(short_help="What makes a shell complete commands and options.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print what makes a shell complete pagermcp's commands and options.
 
     \b
-    pagermcp completion bash >~/.local/share/bash-completion/completions/pagermcp
+    pagermcp completion bash >>~/.bashrc
+    pagermcp completion zsh >>~/.zshrc
+    pagermcp completion fish >~/.config/fish/completions/pagermcp.fish
     """
     kind = get_completion_class(shell)
-    if kind is None:  # what the choice allows, click has
-        raise AssertionError(shell)
+    assert kind  # what the choice allows, click has
     try:
         click.echo(kind(main, {}, "pagermcp", "_PAGERMCP_COMPLETE").source())
     except OSError as error:

@@ -15,6 +15,6 @@ def seconds_in(text: str) -> float | None:
 def in_words(seconds: float) -> str:
     """About so long, for people: `45 s`, `3 min`, `2.5 h`, `40 d`."""
     sizes = ((86400, "d"), (3600, "h"), (60, "min"))
-    size, unit = next((one for one in sizes if seconds >= 2 * one[0] or seconds == one[0]), (1, "s"))
+    size, unit = next((one for one in sizes if seconds >= one[0]), (1, "s"))
     count = seconds / size
     return f"{count:.2g} {unit}" if count < 10 else f"{count:.0f} {unit}"

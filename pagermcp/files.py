@@ -1,4 +1,4 @@
-"""The few system calls the spool is made of, each with its care: new files only, no symlinks, everything synced.
+"""The few system calls that pages on a disk are made of, each with its care: new files only, no symlinks, all synced.
 
 Every step that changes the disk first raises the audit event `pagermcp.file` (step, path), so that a test can record
 the order of steps, or end the process at one, without a mock (`sys.addaudithook`).
@@ -34,6 +34,26 @@ def write(path: str, content: bytes, mode: int) -> None:
         with contextlib.suppress(OSError):  # then tmp/ is cleared later, and the first error says more
             remove(path)
         raise
+
+
+def write_over(path: str, temporary: str, content: bytes, mode: int) -> None:
+    """Write a file durably by way of `temporary`, over an older one; its directory is still to be synced.
+
+    Raises OSError, and then `temporary` is gone again."""
+    write(temporary, content, mode)
+    try:
+        replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            remove(temporary)
+        raise
+
+
+def reason_beside(path: str) -> str | None:
+    """What stands in the file of the same name that ends in .why; None when there is none."""
+    with contextlib.suppress(OSError):
+        return read(path.removesuffix(".json") + ".why", 4096)[0].decode(errors="replace").strip()
+    return None
 
 
 def read(path: str, limit: int) -> tuple[bytes, os.stat_result]:

@@ -1,5 +1,6 @@
 """The `pagermcp` command itself: help, examples, exit codes, completion, colours, MODE."""
 
+import json
 import os
 import pty
 import re
@@ -51,7 +52,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
 
 def test_the_exit_codes_are_those_of_the_documentation() -> None:
     told = dict(re.findall(r"^\| ([0-9]+) \| (.*?) \|$", (REPOSITORY / "docs" / "client.md").read_text(), re.MULTILINE))
-    in_help = dict(re.findall(r"(?:^  | · )([0-9]+) (.*?)(?= · |$)", EXIT_CODES, re.MULTILINE))
+    in_help = dict(re.findall(r"^  ([0-9]+) +(.*)$", EXIT_CODES, re.MULTILINE))
     assert told == in_help
     assert set(told) == {str(code) for code in range(12)}
 
@@ -75,7 +76,7 @@ COMP_WORDS=(pagermcp send --ex); COMP_CWORD=2; COMPREPLY=(); _pagermcp_completio
     done = subprocess.run(
         ["bash", "-c", script], env=client.environment | path, cwd=client.folder, capture_output=True, text=True
     )
-    assert done.stdout.splitlines() == ["serve send", "--expires --expect"], done.stderr
+    assert done.stdout.splitlines() == ["send serve", "--expires --expect"], done.stderr
 
 
 def on_a_terminal(client: Client, *arguments: str, **environment: str) -> bytes:
@@ -167,4 +168,5 @@ def test_the_example_of_when_to_page_works(relay: Relay, client: Client) -> None
     path = {"PATH": f"{Path(sys.executable).parent}:{client.environment['PATH']}"}
     subprocess.run(["sh", "-c", example + "wait"], cwd=client.folder, env=client.environment | path, check=True)
     assert (client.folder / "build.log").read_text() == "made\n"
-    assert relay.lease(client.key)[0]["payload"]["JOB_ID"] == "build-42"
+    (page,) = relay.archived(client.key)
+    assert json.loads(page.read_text())["payload"]["JOB_ID"] == "build-42"

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+import re
 import signal
 import subprocess
 import time
@@ -40,7 +41,11 @@ def stop(process: Any, how: signal.Signals = signal.SIGTERM) -> str:
     process.send_signal(how)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 0, errors
-    return str(errors)
+    return without_greeting(errors)
+
+
+def without_greeting(errors: str) -> str:
+    return re.sub(r"^(pagermcp: made .*\n)?pagermcp: listening for pages to \S+\n", "", errors)
 
 
 def test_pages_are_printed_and_acknowledged(relay: Relay, client: Client, listen: Callable[..., Any]) -> None:
@@ -117,7 +122,9 @@ def test_a_command_that_fails_gets_the_page_again_later(
     until(lambda: (client.folder / "attempts").read_text() == "1\n2\n", 20)
     until(lambda: state(relay, client, id) == "scheduled")
     assert 38 < json_age(relay.receipt(client.key, id)["due_at"]) < 40.5
-    assert f"page {id}: the command failed with exit code 3" in stop(process)
+    told = stop(process)
+    assert f"page {id}: the command failed with exit code 3" in told
+    assert f"page {id} has failed: it comes again in 10 s" in told
 
 
 def json_age(moment: str) -> float:
@@ -225,6 +232,7 @@ def test_a_relay_that_restarts_is_found_again(start_relay: Callable[..., Relay],
         id = json.loads(process.stdout.readline())["id"]
         until(lambda: state(relay, client, id) == "acknowledged")
         relay.stop(signal.SIGKILL)
+        assert "listening for" in process.stderr.readline()
         assert "trying again in" in process.stderr.readline()
         relay = start_relay(PORT=relay.port)
         relay.notify(client.key, "after")
@@ -328,7 +336,7 @@ def test_a_page_that_has_failed_for_the_last_time_is_said_to_be_dead(
     (relay.new(client.key) / f"{id}.json").rename(relay.new(client.key) / f"{id}.5.json")
     process = listen("--exec", "false")
     until(lambda: state(relay, client, id) == "dead")
-    assert f"pagermcp replay {id}" in stop(process)
+    assert f"page {id} has failed: it is dead, and comes again by: pagermcp replay {id}" in stop(process)
 
 
 @pytest.mark.parametrize("command", ["", "  "])

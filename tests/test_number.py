@@ -31,7 +31,9 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def test_it_makes_a_key_for_its_owner_alone_and_prints_its_number(client: Client) -> None:
-    printed = client("number").stdout
+    first = client("number")
+    printed = first.stdout
+    assert first.stderr == "pagermcp: made ./.pager_session, with the key of a new mailbox\n"
     key = session(client).read_text().strip()
     assert uuid.UUID(key).version == 4
     assert printed == number(key) + "\n"
@@ -196,3 +198,10 @@ def test_a_number_has_no_key_to_print(client: Client) -> None:
 def test_what_is_no_file_is_said(client: Client, make: Callable[[Path], None], says: str) -> None:
     make(session(client))
     assert says in client("number", code=2).stderr
+
+
+def test_one_in_a_folder_above_is_pointed_at(client: Client, tmp_path: Path) -> None:
+    client("number")
+    (tmp_path / "sub" / "sub").mkdir(parents=True)
+    error = client("inbox", environment={"PROJECT_DIR": "sub/sub"}, code=2).stderr
+    assert f"there is one in {tmp_path}: use it with PROJECT_DIR={tmp_path}" in error

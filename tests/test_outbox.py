@@ -44,7 +44,7 @@ def test_a_page_is_kept_durably_for_its_owner_alone_and_names_no_key(client: Cli
     assert done.stdout == ""
     assert done.stderr == (
         f"pagermcp: not sent yet: {NOWHERE} does not answer: Connection refused. "
-        "It is kept; send it with: pagermcp outbox flush\n"
+        "It is kept, and goes with the next page, or by: pagermcp outbox flush\n"
     )
     (path,) = waiting(client)
     content = json.loads(path.read_text())
@@ -181,7 +181,7 @@ def test_times_go_on_in_the_outbox(relay: Relay, client: Client) -> None:
     assert [page["payload"]["message"] for page in pages] == ["--delay 30m", "--expires 2h"]
     left = json.loads(client("inbox", "--json").stdout.splitlines()[-1])
     assert left["payload"]["message"] == "--delay 3h"
-    assert "due in 90 min" in client("inbox").stdout
+    assert "due in 1.5 h" in client("inbox").stdout
 
 
 def test_an_outbox_that_can_not_be_used_is_said_and_the_page_is_not_claimed_to_be_kept(client: Client) -> None:

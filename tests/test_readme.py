@@ -94,7 +94,7 @@ def test_every_other_command_works(start_relay: Callable[..., Relay], tmp_path: 
     until(lambda: len(list(relay.spool.glob("leased/*/*"))) == 5)
     looked = run(look)
     assert "the disk is nearly full" in looked
-    assert "ok    a page came " in looked
+    assert "ok    a page woke a wait " in looked
     assert "the disk is nearly full" in (tmp_path / "pages.log").read_text()
     assert run(install).count("would write") == 4
     said, heard, agents = map(json.loads, run(talk).splitlines())
@@ -105,17 +105,21 @@ def test_every_other_command_works(start_relay: Callable[..., Relay], tmp_path: 
 
 def test_the_crontab_line_works_as_cron_would_run_it(start_relay: Callable[..., Relay], tmp_path: Path) -> None:
     line = re.findall(r"^```crontab\n(.*?)\n```", README, re.DOTALL | re.MULTILINE)[0]
+    *variables, line = line.splitlines()
     times, command = re.fullmatch(r"((?:\S+ ){5})(.*)", line).groups()  # type: ignore[union-attr]
     assert times.split() == ["30", "3", "*", "*", "*"]
     relay = start_relay()
+    (tmp_path / ".local" / "bin").mkdir(parents=True)
+    (tmp_path / ".local" / "bin" / "pagermcp").symlink_to(Path(sys.executable).parent / "pagermcp")
     client = Client(tmp_path, relay.url)
     (tmp_path / "backup.sh").write_text("#!/bin/sh\necho saved\nexit 3\n")
     (tmp_path / "backup.sh").chmod(0o755)
-    environment = {
-        "HOME": str(tmp_path),
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "PAGER_URL": relay.url,
-    }
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "SHELL": "/bin/sh", "LOGNAME": "me"}
+    for variable in variables:
+        name, value = variable.split("=", 1)
+        environment[name] = value.replace("/home/me", str(tmp_path)).replace(
+            "localhost:8080", f"localhost:{relay.port}"
+        )
     done = subprocess.run(["/bin/sh", "-c", command.replace("/srv/project", str(tmp_path))], env=environment)
     assert done.returncode == 3
     (page,) = relay.lease(client.key)

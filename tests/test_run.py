@@ -221,12 +221,18 @@ def test_output_that_nobody_takes_ends_the_command_as_it_would_have(relay: Relay
     assert page(relay, client)["signal"] == signal.SIGPIPE
 
 
-def test_without_a_session_or_with_a_wrong_option_nothing_is_run(client: Client) -> None:
-    for arguments in (["--tail", "x"], ["--expect", "soon"], ["--url", "nowhere"], ["--nothing"]):
+def test_with_a_wrong_option_nothing_is_run(client: Client) -> None:
+    for arguments in (["--tail", "x"], ["--expect", "soon"], ["--nothing"]):
         client("run", *arguments, "touch", "run", code=2)
-    (client.folder / ".pager_session").unlink()
-    assert "pagermcp number" in client("run", "touch", "run", code=2).stderr
     assert not (client.folder / "run").exists()
+
+
+def test_without_a_mailbox_or_a_relay_to_page_the_command_is_run_all_the_same(client: Client) -> None:
+    error = client("run", "--url", "nowhere", "sh", "-c", "exit 5", code=5).stderr
+    assert error.startswith("pagermcp: nobody will be paged: 'nowhere' is no URL of a relay")
+    (client.folder / ".pager_session").unlink()
+    done = client("run", "sh", "-c", "echo out; exit 6", code=6)
+    assert (done.stdout, "nobody will be paged: no mailbox" in done.stderr) == ("out\n", True)
 
 
 def test_what_a_helper_says_as_the_command_ends_is_not_lost(relay: Relay, client: Client) -> None:

@@ -76,6 +76,9 @@ def test_others_are_paged_by_their_number_and_by_what_their_old_client_calls_one
     (client.folder / ".pager_session").unlink()  # not needed to send
     id = client("send", "--to", address(other), "hi").stdout.strip()
     assert relay.lease(other)[0]["id"] == id
+    (client.folder / ".pager_session").write_text(client.key)
+    assert "is the number right?" in client("send", "--to", address(new_key()), "hi").stderr
+    assert client("send", "--to", address(other), "hi").stderr == ""
     assert client("receipt", "--to", number(other), id).stdout.startswith(f"id: {id}\nstate: leased\n")
 
 

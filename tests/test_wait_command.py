@@ -82,6 +82,16 @@ def test_a_reader_that_is_killed_before_it_has_printed_gets_it_again(relay: Rela
     assert (page["id"], page["attempt"]) == (id, 2)
 
 
+def test_what_is_in_the_outbox_goes_when_the_relay_is_there_again(relay: Relay, client: Client) -> None:
+    with Proxy(relay.port) as proxy, client.start("wait", "--ack", "--url", proxy.url) as process:
+        until(lambda: proxy.answers)
+        client("send", "--url", "http://127.0.0.1:9", "kept")
+        (path,) = client.outbox.glob("new/*.json")
+        path.write_text(path.read_text().replace("http://127.0.0.1:9", proxy.url))
+        proxy.cut()
+        assert json.loads(process.communicate(timeout=20)[0])["payload"] == {"message": "kept"}
+
+
 def test_a_relay_that_goes_away_while_it_waits_is_connected_again(relay: Relay, client: Client) -> None:
     with Proxy(relay.port) as proxy, client.start("wait", "--ack", "--url", proxy.url) as process:
         until(lambda: proxy.answers)  # it has looked, and begins to wait

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -10,17 +11,18 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import click
 
 from pagermcp import address
-from pagermcp.client import doctor as health
 from pagermcp.client import runner, show
+from pagermcp.client.doctor import examine
 from pagermcp.client.listen import CannotRun, Commands, Listener
-from pagermcp.client.outbox import Kept, Outbox, Outgoing, deliver
+from pagermcp.client.outbox import Kept, Outbox, Outgoing
 from pagermcp.client.relay import BadCall, NotARelay, Page, Refused, Relay, RelayError, Unreachable
 from pagermcp.client.report import Report
 from pagermcp.client.session import NoSession, make_session, session_file
@@ -29,7 +31,6 @@ from pagermcp.durations import in_words, seconds_in
 NOTHING, WRONG_CALL, UNREACHABLE, TROUBLE, OTHER, UNWRITABLE = 1, 2, 3, 9, 10, 11
 _REFUSED = {401: 4, 403: 4, 404: 5, 409: 6, 422: 6, 413: 7, 429: 8}
 _MOST_CELL = 24
-_BOUNDS = {"delay": (0, math.inf), "timeout": (0, math.inf), "lease": (1, 43200), "seconds": (0, 240)}
 _QUIET_SECONDS = 2.0
 _BESIDE_SECONDS = 5.0  # for how long a command that sends a page also sends what is in the outbox
 
@@ -38,6 +39,13 @@ def fail(why: object, code: int) -> NoReturn:
     """Say why in one line on standard error, and exit."""
     _note(str(why))
     sys.exit(code)
+
+
+def exit_code_of(error: Exception) -> int:
+    """The exit code for what a call raised."""
+    if isinstance(error, Refused):
+        return _REFUSED.get(error.status, TROUBLE if error.status >= 500 else OTHER)
+    return UNREACHABLE if isinstance(error, Unreachable | NotARelay) else OTHER
 
 
 class _Command(click.Command):
@@ -53,51 +61,49 @@ class _Command(click.Command):
             return super().invoke(context)
         except (NoSession, BadCall, address.InvalidAddress) as error:
             fail(error, WRONG_CALL)
-        except (Unreachable, NotARelay) as error:
-            fail(error, UNREACHABLE)
-        except Refused as error:
-            fail(error, _REFUSED.get(error.status, TROUBLE if error.status >= 500 else OTHER))
+        except RelayError as error:
+            fail(error, exit_code_of(error))
         except show.Unwritable as error:
             fail(error, UNWRITABLE)
 
 
-def _duration(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
-    if value is None:
-        return None
-    least, most = _BOUNDS.get(str(option.name), (0.001, math.inf))
-    seconds = seconds_in(value)
-    if seconds is None or not least <= seconds:
-        raise click.BadParameter(f"{value!r} is no time, as in 90, 90s, 30m, 2h or 7d")
-    if seconds > most:
-        raise click.BadParameter(f"must be at most {in_words(most)}")
+def _time(least: float = 0.001, most: float = math.inf) -> Callable[[str], float]:
+    """The type of an option that is a length of time, in seconds."""
+
+    def seconds(text: str) -> float:
+        value = seconds_in(text)
+        if value is None or value < least:
+            raise click.BadParameter(f"{text!r} is no time, as in 90, 90s, 30m, 2h or 7d")
+        if value > most:
+            raise click.BadParameter(f"must be at most {in_words(most)}")
+        return value
+
     return seconds
 
 
-def _key(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    if value is not None and (not 0 < len(value) <= 255 or "," in value or not value.isprintable()):
+def _key(text: str) -> str:
+    if not 0 < len(text) <= 255 or "," in text or not text.isprintable():
         raise click.BadParameter("must have 1 to 255 characters that can be printed, and no comma")
-    return value
+    return text
 
 
-def _number(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+def _number(text: str) -> str:
     try:
-        return value and address.number_of(address.parse(value))
+        return address.number_of(address.parse(text))
     except address.InvalidAddress:
         raise click.BadParameter("is no UUID; the number to page is what `pagermcp number` prints there") from None
 
 
-def _said(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    return None if value is None else _text(value)
+def _field(text: str) -> tuple[str, str]:
+    name, equals, value = _text(text).partition("=")
+    if not name or not equals or name == "uuid":
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE; uuid can't be a name")
+    return name, value
 
 
-def _named(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    fields = {}
-    for value in values:
-        name, equals, text = _text(value).partition("=")
-        if not name or not equals or name == "uuid":
-            raise click.BadParameter(f"{value!r} is not NAME=VALUE; uuid can't be a name")
-        fields[name] = text
-    return fields
+def _text(argument: str) -> str:
+    """An argument as text, though it may have bytes that are no UTF-8."""
+    return os.fsencode(argument).decode(errors="replace")
 
 
 COMMANDS: dict[str, click.Command] = {}
@@ -115,22 +121,26 @@ def _command(*shared: click.Parameter, **settings: Any) -> Callable[[Callable[..
     return register
 
 
-_url = click.Option(["--url"], metavar="URL", help="The relay.  [PAGER_URL, SERVER_URL; default http://127.0.0.1:8080]")
+_url = click.Option(["--url"], metavar="URL", help="The relay.  [PAGER_URL; http://127.0.0.1:8080]")
 _json = click.Option(["--json", "as_json"], is_flag=True, help="For a program: a line of JSON for each.")
-_to = click.Option(["--to"], metavar="NUMBER", callback=_number, help="Whose mailbox, instead of the own one.")
+_to = click.Option(["--to"], metavar="NUMBER", type=_number, help="Number of the mailbox.  [this folder's]")
 _outbox = click.Option(["--outbox/--no-outbox"], default=True, help="Keep a page that no relay takes now.  [outbox]")
-_job_id = click.Option(["--job-id"], metavar="ID", callback=_said, help="JOB_ID of the page: which job it was.")
-_project = click.Option(["--project"], metavar="NAME", callback=_said, help="PROJECT of the page.")
+_job_id = click.Option(["--job-id"], metavar="ID", type=_text, help="JOB_ID of the page: which job it was.")
+_project = click.Option(["--project"], metavar="NAME", type=_text, help="PROJECT of the page.")
 _fields = click.Option(
-    ["--field", "fields"], metavar="NAME=VALUE", multiple=True, callback=_named, help="One more; may be given again."
+    ["--field", "fields"],
+    metavar="NAME=VALUE",
+    type=_field,
+    multiple=True,
+    callback=lambda context, option, pairs: dict(pairs),
+    help="A further field; may be repeated.",
 )
-_expect = click.Option(
-    ["--expect"], metavar="TIME", callback=_duration, help="If it lasts longer, it is paged as lost."
-)
+_expect = click.Option(["--expect"], metavar="TIME", type=_time(), help="Page an alarm if it has not ended by then.")
 _ids = click.Argument(["ids"], metavar="ID...", nargs=-1, required=True)
+_REPORT = (_job_id, _project, _fields, _to, _expect, _outbox, _url)
 
 
-@_command()
+@_command(short_help="Print the number by which others page this folder.")
 @click.option("--key", is_flag=True, help="Print the key, with which the mailbox can be read.")
 def number(key: bool) -> None:
     """Print this folder's number, by which others page it. Its key is made when there is none, in .pager_session.
@@ -148,15 +158,15 @@ def number(key: bool) -> None:
 @_command(_job_id, _project, _fields, _to, _outbox, _url)
 @click.argument("message", required=False)
 @click.option("--json", "as_json", is_flag=True, help="The message is a JSON object, and so is what is printed.")
-@click.option("--status", metavar="TEXT", callback=_said, help="status of the page, as success, failed, question.")
-@click.option("--delay", metavar="TIME", callback=_duration, help="It waits for its reader only after so long.")
-@click.option("--expires", metavar="TIME", callback=_duration, help="Unread for so long, it goes to the archive.")
-@click.option("--replace", metavar="KEY", callback=_key, help="It replaces the waiting page with the same key.")
-@click.option("--run", metavar="KEY", callback=_key, help="It reports about this run (a dead-man's switch).")
+@click.option("--status", metavar="TEXT", type=_text, help="status of the page, such as success, failed, question.")
+@click.option("--delay", metavar="TIME", type=_time(0), help="Deliver it only after this time.")
+@click.option("--expires", metavar="TIME", type=_time(), help="Archive it if it is unread after this time.")
+@click.option("--replace", metavar="KEY", type=_key, help="Replace the waiting page with the same key.")
+@click.option("--run", metavar="KEY", type=_key, help="A report about this run (a dead-man's switch).")
 @click.option(
-    "--expect", metavar="TIME", callback=_duration, help="With --run: unless it reports again in time, it is lost."
+    "--expect", metavar="TIME", type=_time(), help="With --run: page an alarm if it does not report again by then."
 )
-@click.option("--idempotency-key", metavar="KEY", callback=_key, help="Sent again with the same key it comes once.")
+@click.option("--idempotency-key", metavar="KEY", type=_key, help="Sent again with the same key: no second page.")
 def send(
     message: str | None,
     as_json: bool,
@@ -177,7 +187,7 @@ def send(
     \b
     pagermcp send "the backup is done"
     df -h | pagermcp send --job-id disk
-    pagermcp send --to 0f9d2c1e-9ae8-812c-839c-75714745f412 --status question "Which data set first?"
+    pagermcp send --to 0f9d2c1e-9ae8-812c-839c-75714745f412 "Which data set?"
     pagermcp send --json '{"status": "success", "exit_code": 0}'
     pagermcp send --delay 2h "look at the deployment"
     """
@@ -191,47 +201,51 @@ def send(
     if as_json:
         payload = _object(text or "{}") | extra
     elif extra:
-        payload = extra if text is None else _payload(JOB_ID=job_id, status=status, message=text) | extra
+        payload = extra if text is None else {"message": text} | extra
     relay = Relay(to, url)
     page = Outgoing(relay.url, relay.number, payload, idempotency_key or str(uuid.uuid4()), time.time(), **options)
+    box = Outbox() if outbox else None
     try:
-        sent = deliver(page, Outbox() if outbox else None, _note)
+        sent = box.send(box.keep(page, _note), page, _note) if box else page.deliver()
     except Kept as why:
         _say_kept(why)
         if as_json:
-            show.put(show.json_line({"accepted": False, "kept": True}))
+            show.put_json({"accepted": False, "kept": True})
         return
     if as_json:
-        show.put(show.json_line(sent.answer))
+        show.put_json(sent.answer)
     elif sent.id:
         show.put(f"{show.in_one_line(sent.id)}\n".encode())
-    if os.isatty(2):
-        there = "its reader is waiting" if sent.waiters else f"nobody waits there now; {_last_seen(sent.last_read)}"
-        click.echo(f"sent to {sent.number}: {there}", err=True)
+    if to and sent.id and not sent.last_read:
+        _note("nobody has ever read that mailbox; is the number right?")
+    elif sent.waiters:
+        _remark(f"sent to {sent.number}: its reader is waiting")
+    else:
+        _remark(f"sent to {sent.number}: nobody waits there now; {_last_seen(sent.last_read)}")
     if outbox:
         _flush_others(relay.url)
 
 
-@_command(_job_id, _project, _fields, _to, _expect, _outbox, _url, context_settings={"allow_interspersed_args": False})
+@_command(*_REPORT, short_help="Run a command, page when it ends.", context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--message", metavar="TEXT", callback=_said, help="What the page says; otherwise how the command ended.")
+@click.option("--message", metavar="TEXT", type=_text, help="What the page says; otherwise how the command ended.")
 @click.option("--tail", metavar="N", type=click.IntRange(0), default=10, help="Send the last N lines of output (10).")
 @click.option("--show-command", is_flag=True, help="Send the command line too. It may hold secrets.")
 def run(
-    command: tuple[str, ...],
-    message: str | None,
-    tail: int,
-    show_command: bool,
-    **options: Any,
+    command: tuple[str, ...], message: str | None, tail: int, show_command: bool, job_id: str | None, **options: Any
 ) -> None:
-    """Run a command as if this were not there, send a page when it has ended, and exit with its exit code.
+    """Run a command unchanged, send a page when it has ended, and exit with its exit code.
 
     \b
     pagermcp run -- make -j4
     pagermcp run --job-id backup --expect 2h -- ./backup.sh /home
-    pagermcp run --to 0f9d2c1e-9ae8-812c-839c-75714745f412 --tail 30 -- pytest
+    pagermcp run --to 0f9d2c1e-9ae8-812c-839c-75714745f412 -- pytest
     """
-    report = _report("run", **options)
+    report = None
+    try:
+        report = Report(job_id or "run", **options)
+    except (NoSession, BadCall, address.InvalidAddress) as error:
+        _note(f"nobody will be paged: {error}")  # which is no reason not to make the backup
 
     def keep(ended: runner.Ended) -> None:
         took = "" if ended.error else f" after {in_words(round(ended.seconds, 1))}"
@@ -245,30 +259,32 @@ def run(
             command=list(map(_text, command)) if show_command else None,
             logs=ended.logs,
         )
-        report.keep(told)
+        if report:
+            report.keep(told)
 
-    with runner.run(list(command), tail, report.begin, keep) as ended:
+    with runner.run(list(command), tail, report.begin if report else lambda: None, keep) as ended:
         if ended.error:
             _note(f"{command[0]}: {ended.error}")
         if ended.lost:
             _note(f"the output could not be written: {ended.lost}")
-        _send(report)
+        if report:
+            _send(report)
     if ended.interrupted:
         os.kill(os.getpid(), signal.SIGINT)  # as the command did: that is how a shell knows that a loop is to end
     sys.exit(ended.exit_code)
 
 
-@_command(_job_id, _project, _fields, _to, _expect, _outbox, _url)
+@_command(*_REPORT, short_help="Page when a process ends.")
 @click.argument("pid", type=click.IntRange(1, (1 << 31) - 1))
-@click.option("--message", metavar="TEXT", callback=_said, help="What the page says; otherwise that it has ended.")
-def pid(pid: int, message: str | None, **options: Any) -> None:
-    """Send a page when a process that runs already has ended, whosever it is. How it ended can't be known.
+@click.option("--message", metavar="TEXT", type=_text, help="What the page says; otherwise that it has ended.")
+def pid(pid: int, message: str | None, job_id: str | None, **options: Any) -> None:
+    """Send a page when a running process ends; it may be another user's. How it ended can't be known.
 
     \b
     pagermcp pid 1234 --message "the upload is through"
     pagermcp pid $(pgrep -o rsync) --expect 6h
     """
-    report = _report(str(pid), **options)
+    report = Report(job_id or str(pid), **options)
     began = time.monotonic()
     try:
         runner.wait_for_process(pid, report.begin)
@@ -276,16 +292,16 @@ def pid(pid: int, message: str | None, **options: Any) -> None:
         fail(f"there is no process {pid}", NOTHING)
     seconds = round(time.monotonic() - began, 3)
     report.keep({"status": "ended", "message": message or f"process {pid} has ended", "seconds": seconds})
-    if not _send(report):
-        sys.exit(UNREACHABLE)
+    if error := _send(report):
+        sys.exit(exit_code_of(error))
 
 
 @_command(_url)
-@click.option("--timeout", metavar="TIME", callback=_duration, help="Wait at most so long; 0 only looks.  [for ever]")
+@click.option("--timeout", metavar="TIME", type=_time(0), help="How long to wait; 0: don't.  [for ever]")
 @click.option("--max", "most", metavar="N", type=click.IntRange(1, 100), default=1, help="Up to N pages at once (1).")
-@click.option("--lease", metavar="TIME", callback=_duration, default="60", help="They are yours for so long (60 s).")
+@click.option("--lease", metavar="TIME", type=_time(1, 43200), default="60", help="How long they are yours (60 s).")
 @click.option("--ack", is_flag=True, help="Acknowledge them when they are printed.")
-@click.option("--max-age", metavar="TIME", callback=_duration, help="Older pages go to the archive unread.")
+@click.option("--max-age", metavar="TIME", type=_time(), help="Older pages go to the archive unread.")
 def wait(timeout: float | None, most: int, lease: float, ack: bool, max_age: float | None, url: str | None) -> None:
     """Wait for pages and print each as a line of JSON. Exit 0 with a page, 1 without.
 
@@ -298,21 +314,34 @@ def wait(timeout: float | None, most: int, lease: float, ack: bool, max_age: flo
     pagermcp wait --max 10 --lease 10m
     """
     relay = Relay(url=url)
-    if os.isatty(2):
-        click.echo(f"waiting for a page to {relay.number}", err=True)
-    pages = relay.wait(timeout=timeout, max=most, lease=lease, max_age=max_age)
+    _remark(f"waiting for a page to {relay.number}")
+    contact = functools.partial(_flush_others, relay.url)
+    pages = relay.wait(timeout=timeout, max=most, lease=lease, max_age=max_age, on_contact=contact)
     if not pages:
         sys.exit(NOTHING)
-    _hand_over(relay, pages, ack)
-    if not ack and os.isatty(2):
+    try:
+        show.put_json(*(page.answer for page in pages))
+    except show.Unwritable:
+        with contextlib.suppress(RelayError):  # then they come back when their lease ends
+            relay.release(*pages)
+        raise
+    if ack:
+        relay.ack(*pages)
+    else:
         handles = " ".join(page.handle for page in pages)
-        click.echo(f"leased for {in_words(lease)}; when you are done: pagermcp ack {handles}", err=True)
+        _remark(f"leased for {in_words(lease)}; when you are done: pagermcp ack {handles}")
 
 
-@_command(_url)
+@_command(_url, short_help="Handle pages as they come.")
 @click.option("--exec", "command", metavar="COMMAND", help="A shell command that handles each page, from its input.")
 @click.option("--jobs", metavar="N", type=click.IntRange(1, 64), default=1, help="Handle up to N pages at once (1).")
-@click.option("--lease", metavar="TIME", callback=_duration, default="60", help="Renewed while it is handled (60 s).")
+@click.option(
+    "--lease",
+    metavar="TIME",
+    type=_time(1, 43200),
+    default="60",
+    help="How long each is yours; it is renewed (60 s).",
+)
 def listen(command: str | None, jobs: int, lease: float, url: str | None) -> None:
     """Stay connected, and print each page as a line of JSON, or have a command handle it.
 
@@ -331,19 +360,19 @@ def listen(command: str | None, jobs: int, lease: float, url: str | None) -> Non
     if command is not None and not command.strip():
         raise click.UsageError("--exec has no command")
     relay = Relay(url=url)
-    if os.isatty(2):
-        click.echo(f"listening for pages to {relay.number}", err=True)
+    _note(f"listening for pages to {relay.number}")
+    contact = functools.partial(_flush_others, relay.url)
     if command:
         commands = Commands(command, _note)
         try:
-            Listener(relay, commands.handle, _note, jobs=jobs, lease=lease).run(commands.end)
+            Listener(relay, commands.handle, _note, contact, jobs=jobs, lease=lease).run(commands.end)
         except CannotRun as error:
             fail(error, OTHER)
     else:
-        Listener(relay, _print, _note, jobs=1, lease=lease).run()
+        Listener(relay, _print, _note, contact, jobs=1, lease=lease).run()
 
 
-@_command(_json, _url)
+@_command(_json, _url, short_help="Pages that wait, are leased, or are to come.")
 def inbox(as_json: bool, url: str | None) -> None:
     """Look at the pages that wait, are leased, or are to come. Takes none.
 
@@ -356,7 +385,7 @@ def inbox(as_json: bool, url: str | None) -> None:
     _list(pages, as_json, "no pages")
 
 
-@_command(_json, _url)
+@_command(_json, _url, short_help="Pages that are done with.")
 @click.option("--limit", metavar="N", type=click.IntRange(1, 1000), default=20, help="The last N pages (20).")
 def archive(limit: int, as_json: bool, url: str | None) -> None:
     """Look at the last pages that were read, came too late, were replaced, or are dead.
@@ -385,12 +414,12 @@ def show_page(id: str, as_json: bool, url: str | None) -> None:
         before = f"{int(place['id']) - 1:016d}"
         for page in relay.pages(place["state"], since=before, limit=1):
             if page.id == place["id"]:
-                show.put(show.json_line(page.answer) if as_json else _lines(show.whole(page)))
+                show.put_json(page.answer) if as_json else show.put_lines(show.whole(page))
                 return
     fail(f"page {id} is on the move; try again", _REFUSED[404])
 
 
-@_command(_ids, _url)
+@_command(_ids, _url, short_help="Acknowledge leased pages.")
 def ack(ids: tuple[str, ...], url: str | None) -> None:
     """Acknowledge leased pages, by the handle that `wait` and `inbox` show.
 
@@ -400,7 +429,7 @@ def ack(ids: tuple[str, ...], url: str | None) -> None:
     Relay(url=url).ack(*ids)
 
 
-@_command(_ids, _url)
+@_command(_ids, _url, short_help="Let archived or dead pages wait again.")
 def replay(ids: tuple[str, ...], url: str | None) -> None:
     """Let copies of archived or dead pages wait again. Prints their new ids.
 
@@ -408,26 +437,26 @@ def replay(ids: tuple[str, ...], url: str | None) -> None:
     pagermcp replay 1795981500901952
     """
     try:
-        show.put(_lines(Relay(url=url).replay(*ids)))
+        show.put_lines(Relay(url=url).replay(*ids))
     except Refused as error:
-        show.put(_lines(copy["id"] for copy in error.answer.get("replayed", [])))
+        show.put_lines(copy["id"] for copy in error.answer.get("replayed", []))
         raise
 
 
-@_command(_to, _json, _url)
+@_command(_to, _json, _url, short_help="Where a page is.")
 @click.argument("id")
 def receipt(id: str, to: str | None, as_json: bool, url: str | None) -> None:
-    """Say where a page is: in the own mailbox, or in the one it was sent to.
+    """Say where a page is: in this folder's mailbox, or with --to in another.
 
     \b
     pagermcp receipt 1795981500901952
     pagermcp receipt --to 0f9d2c1e-9ae8-812c-839c-75714745f412 1795981500901952
     """
     found = Relay(to, url).receipt(id)
-    show.put(show.json_line(found) if as_json else _lines(show.fields(found)))
+    show.put_json(found) if as_json else show.put_lines(show.fields(found))
 
 
-@_command(_json)
+@_command(_json, short_help="Pages that no relay could take yet.")
 @click.argument("what", type=click.Choice(["list", "flush"]), default="list")
 def outbox(what: str, as_json: bool) -> None:
     """List the pages that no relay could take yet, or send them now.
@@ -442,19 +471,18 @@ def outbox(what: str, as_json: bool) -> None:
         if what == "list":
             _list_outbox(box, waiting, as_json)
             return
-        done = 0
 
-        def progress() -> None:
-            nonlocal done
-            done += 1
-            _progress(f"{done} of {len(waiting)}", end=done == len(waiting))
+        def counted() -> Iterator[str]:
+            for count, path in enumerate(waiting, 1):
+                _progress(f"{count} of {len(waiting)}", end=count == len(waiting))
+                yield path
 
-        flushed = box.flush(waiting, progress=progress)
+        flushed = box.flush(counted())
     except OSError as error:
         fail(f"the outbox {box.folder} can't be used: {error.strerror}", TROUBLE)
     if as_json:
         counts = {name: len(getattr(flushed, name)) for name in ("sent", "left", "refused")}
-        show.put(show.json_line(counts))
+        show.put_json(counts)
     else:
         show.put(f"{flushed}\n".encode())
     if flushed.trouble:
@@ -481,17 +509,18 @@ def _list_outbox(box: Outbox, waiting: list[str], as_json: bool) -> None:
         payload = page.payload if isinstance(page.payload, dict) else {"message": page.payload}
         if as_json:
             told = {"file": path, "url": page.url, "to": page.to, "payload": payload}
-            show.put(show.json_line(told | ({"refused": why} if why else {})))
+            show.put_json(told | ({"refused": why} if why else {}))
         what = "refused: " + why if why else in_words(max(0, round(time.time() - page.created)))
-        rows.append([show.in_one_line(cell) for cell in (what, page.to, page.url, payload.get("message"))])
+        host = urlsplit(page.url).netloc
+        rows.append([show.in_one_line(cell) for cell in (what, page.to[:8], host, payload.get("message"))])
     if not as_json:
         titles = ["AGE", "TO", "RELAY", "MESSAGE"]
-        show.put(_lines(show.table(titles, rows) if rows else ["the outbox is empty"]))
+        show.put_lines(show.table(titles, rows) if rows else ["the outbox is empty"])
 
 
-@_command(_json, _url)
+@_command(_json, _url, short_help="Test the way from a sender to here.")
 @click.option(
-    "--wait", "seconds", metavar="TIME", callback=_duration, default="70", help="How long a wait is tested (70 s)."
+    "--wait", "seconds", metavar="TIME", type=_time(0, 240), default="70", help="How long a wait to test (70 s)."
 )
 @click.pass_context
 def doctor(context: click.Context, seconds: float, as_json: bool, url: str | None) -> None:
@@ -503,24 +532,31 @@ def doctor(context: click.Context, seconds: float, as_json: bool, url: str | Non
     """
     colours = {"ok": "green", "note": "yellow", "bad": "red"}
     is_bad = False
-    for finding in health.examine(Relay(url=url), seconds, _progress):
+    for finding in examine(Relay(url=url), seconds, _progress):
         is_bad = is_bad or finding.verdict == "bad"
         if as_json:
-            show.put(show.json_line(dataclasses.asdict(finding)))
+            show.put_json(dataclasses.asdict(finding))
             continue
         _progress("")
         verdict = finding.verdict.ljust(4)
         if os.isatty(1) and context.color is not False:
             verdict = click.style(verdict, fg=colours[finding.verdict])
         remedy = [f"      -> {show.in_one_line(finding.remedy)}"] if finding.remedy else []
-        show.put(_lines([f"{verdict}  {show.in_one_line(finding.what)}", *remedy]))
+        show.put_lines([f"{verdict}  {show.in_one_line(finding.what)}", *remedy])
     if is_bad:
         sys.exit(NOTHING)
 
 
 def _progress(text: str, end: bool = False) -> None:
     if os.isatty(2):
-        click.echo(f"\r\x1b[2K{text}", nl=end, err=True)
+        with contextlib.suppress(OSError):
+            os.write(2, f"\r\x1b[2K{text}{chr(10) * end}".encode())
+
+
+def _remark(text: str) -> None:
+    """Say something to people who are there to read it."""
+    if os.isatty(2):
+        click.echo(text, err=True)
 
 
 def _note(text: str) -> None:
@@ -530,40 +566,25 @@ def _note(text: str) -> None:
 
 
 def _say_kept(why: Kept) -> None:
-    _note(f"not sent yet: {why}. It is kept; send it with: pagermcp outbox flush")
+    _note(f"not sent yet: {why}. It is kept, and goes with the next page, or by: pagermcp outbox flush")
 
 
-def _report(
-    name: str,
-    url: str | None,
-    to: str | None,
-    job_id: str | None,
-    project: str | None,
-    fields: dict[str, str],
-    expect: float | None,
-    outbox: bool,
-) -> Report:
-    """The report that these options ask for; name: JOB_ID, if they don't say."""
-    fixed = _payload(PROJECT=project, JOB_ID=job_id or name)
-    return Report(Relay(to, url), fixed, fields, expect, Outbox() if outbox else None)
-
-
-def _send(report: Report) -> bool:
-    """Send the report of something that has ended, and say what went wrong; whether the page is sent, or kept."""
+def _send(report: Report) -> Exception | None:
+    """Send the report of something that has ended, and say what went wrong; why it is neither sent nor kept."""
     try:
         report.send(_note)
     except Kept as why:
         _say_kept(why)
     except (RelayError, BadCall, OSError) as error:
         _note(f"not sent: {error}")
-        return False
+        return error
     else:
         if report.outbox:
-            _flush_others(report.relay.url)
+            _flush_others(report.url)
     finally:
         if report.trouble:
             _note(report.trouble)
-    return True
+    return None
 
 
 def _flush_others(url: str) -> None:
@@ -575,36 +596,20 @@ def _flush_others(url: str) -> None:
             _note(f"from the outbox: {flushed}{trouble}")
 
 
-def _hand_over(relay: Relay, pages: list[Page], acknowledge: bool) -> None:
-    """Print pages, and acknowledge them when they are printed; what could not be printed is given back."""
-    try:
-        show.put(b"".join(show.json_line(page.answer) for page in pages))
-    except show.Unwritable:
-        with contextlib.suppress(RelayError):  # then they come back when their lease ends
-            relay.release(*pages)
-        raise
-    if acknowledge:
-        relay.ack(*pages)
-
-
 def _print(page: Page) -> bool:
-    show.put(show.json_line(page.answer))
+    show.put_json(page.answer)
     return True
 
 
 def _list(pages: list[Page], as_json: bool, none: str) -> None:
     if as_json:
-        show.put(b"".join(show.json_line(page.answer) for page in pages))
+        show.put_json(*(page.answer for page in pages))
         return
     rows = []
     for page in pages:
-        job, status = (show.in_one_line(page.payload.get(name), _MOST_CELL) for name in ("JOB_ID", "status"))
+        job, status = (show.in_one_line(value, _MOST_CELL) for value in (show.job(page), page.payload.get("status")))
         rows.append([page.handle, show.age(page), show.state(page), job, status, show.summary(page)])
-    show.put(_lines(show.table(["ID", "AGE", "STATE", "JOB", "STATUS", "MESSAGE"], rows) if rows else [none]))
-
-
-def _lines(lines: Iterable[str]) -> bytes:
-    return "".join(f"{line}\n" for line in lines).encode()
+    show.put_lines(show.table(["ID", "AGE", "STATE", "JOB", "STATUS", "MESSAGE"], rows) if rows else [none])
 
 
 def _last_seen(moment: datetime | None) -> str:
@@ -636,18 +641,13 @@ def _message(message: str | None, needed: bool) -> str | None:
     return text if text or needed else None
 
 
-def _text(argument: str) -> str:
-    """An argument as text, though it may have bytes that are no UTF-8."""
-    return os.fsencode(argument).decode(errors="replace")
-
-
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise click.UsageError(f"not JSON: {error}") from None
-    if isinstance(value, dict) and "uuid" in value:
-        raise click.UsageError("uuid can't be a field; who is paged is said with --to")
+        raise click.UsageError(f"with --json the message must be a JSON object, and it is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise click.UsageError('a page is a JSON object, as in \'{"status": "success"}\'')
+        raise click.UsageError('with --json the message must be a JSON object, as in \'{"status": "success"}\'')
+    if "uuid" in value:
+        raise click.UsageError("uuid can't be a field; who is paged is said with --to")
     return value

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import requests
 
 import pagermcp
+from pagermcp import address
 from pagermcp.client.outbox import Outbox
 from pagermcp.client.relay import Page, Refused, Relay, RelayError
 from pagermcp.client.session import NoSession, is_tracked, read_session, session_file
-
-LONG_WAIT_SECONDS = 70.0  # more than the minute after which many a proxy cuts
 
 _HEARTBEAT_SECONDS = 20.0  # the relay's; the first comes with the headers
 _WAKE_SECONDS = 2.0
@@ -60,13 +59,14 @@ def _outbox() -> Iterator[Finding]:
 def _session() -> Iterator[Finding]:
     path = session_file()
     try:
-        number = read_session(path)
+        session = read_session(path)
         status = os.stat(path)
     except NoSession as error:
-        yield Finding("note", str(error))
+        yield Finding("bad" if os.path.lexists(path) else "note", str(error))
         return
+    can = "send to" if address.is_number(session) else "read"
     if status.st_mode & 0o077:
-        what = f"others can read {path} (mode {stat.S_IMODE(status.st_mode):o}), and with it the mailbox"
+        what = f"others can read {path} (mode {stat.S_IMODE(status.st_mode):o}), and so {can} the mailbox"
         yield Finding("bad", what, f"chmod 600 {path}")
     elif status.st_uid != os.geteuid():
         yield Finding(
@@ -76,7 +76,7 @@ def _session() -> Iterator[Finding]:
         yield Finding(
             "bad", f"git tracks {path}: the repository gives the mailbox away", "pagermcp number says how to mend it"
         )
-    elif number.version == 8:
+    elif address.is_number(session):
         yield Finding("note", f"{path} holds a number: you can send from here, and not read")
     else:
         yield Finding("ok", f"{path} holds a key, and is yours alone")
@@ -89,13 +89,11 @@ def _reach(relay: Relay) -> Iterator[Finding]:
         what = f"this is pagermcp {pagermcp.__version__}, the relay is {version}"
         yield Finding("note", what, "the same version on both sides is what is tested")
     if proxy := relay.proxy():
-        yield Finding(
-            "note", f"calls go through the proxy {proxy}", "take the relay out with NO_PROXY if they need not"
-        )
+        yield Finding("note", f"calls go through the proxy {proxy}", "if they need not, add the relay to NO_PROXY")
     health = relay.health()
     if health.get("watching") == "degraded":
         yield Finding("note", "the relay notices files that others bring late", "see its log")
-    if health.get("retention") not in ("ok", None):
+    if health.get("retention") not in ("ok", "another process does it", None):
         yield Finding("note", f"the relay ages nothing: {health['retention']}")
 
 
@@ -122,7 +120,7 @@ def _wake(relay: Relay, seconds: float, progress: Callable[[str], None]) -> Iter
         progress(f"waiting, to see whether a wait lasts {seconds:.0f} s: {passed:.0f} s")
     if wait.over.is_set():
         after = time.monotonic() - wait.began
-        what = f"a wait was ended after {after:.0f} s: {wait.trouble or 'without a page'}"
+        what = f"a wait was ended after {after:.0f} s: {wait.trouble}"
         yield Finding("bad", what, "let the proxy wait longer (nginx: proxy_read_timeout 90s)")
         return
     buffered = wait.headers_at is None and seconds > _HEARTBEAT_SECONDS + 5
@@ -140,7 +138,7 @@ def _wake(relay: Relay, seconds: float, progress: Callable[[str], None]) -> Iter
         late = "nothing of the answer came before the page" if buffered else f"the page came after {took:.1f} s"
         yield Finding("bad", f"something buffers waits: {late}", unbuffered)
     else:
-        yield Finding("ok", f"a page came {took * 1000:.0f} ms after it was sent, to a wait of {seconds:.0f} s")
+        yield Finding("ok", f"a page woke a wait that was open for {seconds:.0f} s; it took {took * 1000:.0f} ms")
     created = wait.page.created_at.timestamp() if wait.page and wait.page.created_at else before
     skew = created - min(max(created, before), after)
     if abs(skew) > _SKEW_SECONDS:

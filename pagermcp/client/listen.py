@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import IO
 
 from pagermcp.client.relay import Page, Refused, Relay, RelayError, backoff
-from pagermcp.client.show import json_line
+from pagermcp.client.show import job, json_line
 from pagermcp.durations import in_words
 
 _MOST_VARIABLE_BYTES = 100_000  # Linux takes 128 KiB for one
@@ -22,7 +22,7 @@ _FIRST_DELAY_SECONDS = 10.0
 _LONGEST_DELAY_SECONDS = 300.0
 _MOST_ATTEMPTS = 5  # the relay's
 _STOP_SECONDS = 10.0  # for which a page that is done with is tried to be acknowledged when we are to stop
-_FIELDS = {"message": "MESSAGE", "status": "STATUS", "JOB_ID": "JOB_ID", "PROJECT": "PROJECT", "exit_code": "EXIT_CODE"}
+_FIELDS = {"message": "MESSAGE", "status": "STATUS", "PROJECT": "PROJECT", "exit_code": "EXIT_CODE"}
 _EVENT = 0  # no signal has this number
 
 
@@ -31,14 +31,23 @@ class Listener:
 
     handle: called in a thread with each page. True: it is done with, and acknowledged. False: it has failed, and comes
     again later. What it raises ends the listener, and the page is given back.
-    say: called with what people should know; lease: seconds, lengthened while a page is being handled."""
+    say: called with what people should know; contact: when the relay has been reached, or again; lease: seconds,
+    lengthened while a page is being handled."""
 
     def __init__(
-        self, relay: Relay, handle: Callable[[Page], bool], say: Callable[[str], None], *, jobs: int, lease: float
+        self,
+        relay: Relay,
+        handle: Callable[[Page], bool],
+        say: Callable[[str], None],
+        contact: Callable[[], None],
+        *,
+        jobs: int,
+        lease: float,
     ) -> None:
         self._relay = relay
         self._handle = handle
         self._say = say
+        self._contact = contact
         self._lease = lease
         self._jobs = jobs
         self._free = threading.Semaphore(jobs)
@@ -70,13 +79,13 @@ class Listener:
                     continue
                 signals += 1
                 self._give_up_at = time.monotonic() + (_STOP_SECONDS if signals == 1 else 0)
+                with self._lock:
+                    self._stopping = True
                 if signals > 1:
                     self._hurried.set()
                     if hurry is None:
                         return
                     hurry(signals)
-            with self._lock:
-                self._stopping = bool(signals or self._error)
         if self._error:
             raise self._error
 
@@ -89,7 +98,7 @@ class Listener:
                 room = 1
                 while room < self._jobs and self._free.acquire(blocking=False):
                     room += 1
-                pages = self._relay.wait(timeout=None, max=room, lease=self._lease, on_trouble=self._trouble)
+                pages = self._wait(room)
                 with self._lock:
                     wanted = not self._stopping
                     self._busy += len(pages) if wanted else 0
@@ -102,6 +111,11 @@ class Listener:
                     self._free.release()
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._tell(error)
+
+    def _wait(self, room: int) -> list[Page]:
+        return self._relay.wait(
+            timeout=None, max=room, lease=self._lease, on_trouble=self._trouble, on_contact=self._contact
+        )
 
     def _work(self, page: Page) -> None:
         error = None
@@ -133,25 +147,28 @@ class Listener:
             self._surely("acknowledged", page, self._relay.ack)
             return
         delay = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 4.0 ** (page.attempt - 1))
-        self._surely("given back", page, lambda page: self._relay.release(page, delay=delay))
-        if page.attempt >= _MOST_ATTEMPTS:
-            self._say(f"page {page.id} has failed for the last time; it is dead: pagermcp replay {page.id}")
+        if self._surely("given back", page, lambda page: self._relay.release(page, delay=delay)):
+            again = f"it comes again in {in_words(delay)}"
+            dead = f"it is dead, and comes again by: pagermcp replay {page.id}"
+            self._say(f"page {page.id} has failed: {dead if page.attempt >= _MOST_ATTEMPTS else again}")
 
-    def _surely(self, what: str, page: Page, call: Callable[[Page], None]) -> None:
-        """Call the relay until it answers, but not for longer than the lease, nor when we are to stop."""
+    def _surely(self, what: str, page: Page, call: Callable[[Page], None]) -> bool:
+        """Call the relay until it answers, but not for longer than the lease, nor when we are to stop; whether
+        it has."""
         until, failures = time.monotonic() + self._lease, 0
         while True:
             try:
-                return call(page)
-            except Refused as error:
-                if failures and error.code == "not_leased":
-                    return None  # an earlier try has done it, and its answer was lost
-                trouble: RelayError = error
+                call(page)
             except RelayError as error:
                 trouble = error
+            else:
+                return True
+            if failures and isinstance(trouble, Refused) and trouble.code == "not_leased":
+                return True  # an earlier try has done it, and its answer was lost
             pause = backoff(failures, trouble.retry_after)
             if not trouble.for_now or time.monotonic() + pause > min(until, self._give_up_at):
-                return self._say(f"page {page.handle} could not be {what}, and may come again: {trouble}")
+                self._say(f"page {page.handle} could not be {what}, and may come again: {trouble}")
+                return False
             self._hurried.wait(pause)
             failures += 1
 
@@ -249,11 +266,12 @@ def variables(page: Page) -> dict[str, bytes]:
         "STALE": page.stale or None,
         "ATTEMPT": page.attempt,
         **{name: page.payload.get(field) for field, name in _FIELDS.items()},
+        "JOB_ID": job(page),
     }
-    return {f"PAGER_{name}": _text(value) for name, value in values.items()}
+    return {f"PAGER_{name}": _variable(value) for name, value in values.items()}
 
 
-def _text(value: object) -> bytes:
+def _variable(value: object) -> bytes:
     text = value if isinstance(value, str) else "" if value is None else json.dumps(value)
     raw = text.replace("\0", "").encode(errors="replace")[:_MOST_VARIABLE_BYTES]
     return raw.decode(errors="ignore").encode()  # without half a character at its end

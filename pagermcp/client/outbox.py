@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -41,11 +41,12 @@ class Outgoing:
     run: str | None = None
     expect: float | None = None
 
-    def deliver(self, relay: Relay) -> Sent:
-        """Send it, with its times less what has passed since it was made. Raises RelayError, and Overdue."""
+    def deliver(self, tries: int = 3) -> Sent:
+        """Send it, with its times less what has passed since it was made. Raises RelayError, and BadCall."""
         now = self.as_of(time.time())
         options = {name: getattr(now, name) for name in _OPTIONS}
-        return relay.send(self.payload, to=self.to, idempotency_key=self.idempotency_key, **options)
+        relay = Relay(self.to, self.url, tries=tries)
+        return relay.send(self.payload, idempotency_key=self.idempotency_key, **options)
 
     def as_of(self, moment: float) -> "Outgoing":
         """The same page for who sends it at that time. Raises Overdue."""
@@ -63,12 +64,10 @@ class Outgoing:
         return replace(self, delay=delay, expires=expires, expect=expect)
 
 
-class Kept(Exception):
-    """The page could not be sent, and is in the outbox. The message says why."""
-
-
-class Overdue(Exception):
+class Overdue(RelayError):
     """The time for which the page was meant has passed."""
+
+    for_now = False
 
 
 @dataclass
@@ -88,38 +87,40 @@ class Flushed:
         return next(reversed([*self.left.values(), *self.refused.values()]), None)
 
 
-def outbox_folder(environment: Mapping[str, str] = os.environ) -> str:
-    """Where this user's outbox is: in XDG_STATE_HOME, or ~/.local/state."""
-    state = environment.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return os.path.join(state, "pagermcp", "outbox")
+class Kept(Exception):
+    """The page could not be sent, and is in the outbox. The message says why."""
 
 
 class Outbox:
-    """The outbox in `folder`, which is made by the first page that is put there."""
+    """This user's outbox, in XDG_STATE_HOME or ~/.local/state. It is made by the first page that is put there."""
 
-    def __init__(self, folder: str | None = None) -> None:
-        self.folder = folder or outbox_folder()
+    def __init__(self) -> None:
+        state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        self.folder = os.path.join(state, "pagermcp", "outbox")
         self._new = os.path.join(self.folder, "new")
         self._refused = os.path.join(self.folder, "refused")
 
     def put(self, page: Outgoing) -> str:
         """Keep a page, durably; the path of its file. Raises OSError."""
-        if not os.path.isabs(self.folder):
-            raise OSError(errno.ENOENT, "this user has no home; say where with XDG_STATE_HOME")
+        if not os.path.isabs(self.folder):  # no home, or a variable that is to be ignored then
+            raise OSError(errno.ENOENT, "XDG_STATE_HOME must be set, and begin with /")
         os.makedirs(self.folder, 0o700, exist_ok=True)
         if files.make_directory(self._new, 0o700):
             files.sync_directory(self.folder)
         path = f"{self._new}/{time.time_ns() // 1000:016d}-{secrets.token_hex(4)}.json"
-        hidden = f"{self._new}/.{os.path.basename(path)}"
         content = {name: value for name, value in asdict(page).items() if value is not None}
-        files.write(hidden, json.dumps(content).encode() + b"\n", 0o600)
-        try:
-            files.replace(hidden, path)
-        except OSError:
-            files.remove(hidden)
-            raise
+        hidden = f"{self._new}/.{os.path.basename(path)}"
+        files.write_over(path, hidden, json.dumps(content).encode() + b"\n", 0o600)
         files.sync_directory(self._new)
         return path
+
+    def keep(self, page: Outgoing, say: Callable[[str], None]) -> str | None:
+        """The same; or say why not, and give None."""
+        try:
+            return self.put(page)
+        except OSError as error:
+            say(f"the outbox {self.folder} can't be used: {error.strerror}")
+            return None
 
     def waiting(self) -> list[str]:
         """The paths of the pages that wait, oldest first. Raises OSError."""
@@ -128,7 +129,7 @@ class Outbox:
     def set_aside(self) -> dict[str, str]:
         """The paths of the pages that no relay would take, and why. Raises OSError."""
         paths = [f"{self._refused}/{name}" for name in sorted(files.names(self._refused)) if name.endswith(".json")]
-        return {path: self._why(path) for path in paths}
+        return {path: files.reason_beside(path) or "" for path in paths}
 
     def read(self, path: str) -> Outgoing:
         """The page in a file. Raises OSError, and ValueError when it is none."""
@@ -144,12 +145,16 @@ class Outbox:
             raise ValueError(f"{path} is no page of an outbox: {error}") from None
         return page
 
-    def send(self, path: str, page: Outgoing, say: Callable[[str], None]) -> Sent:
-        """Send a page that was put here, and before it the older ones to the same mailbox.
+    def send(self, path: str | None, page: Outgoing, say: Callable[[str], None]) -> Sent:
+        """Send a page that `keep` has put into this file, and before it the older ones to the same mailbox.
 
         say: called for each of those that was refused for good. Raises Kept when this one stays here, and what refuses
         it for good, which is then not kept; OSError."""
+        if path is None:
+            return page.deliver()
         flushed = self.flush(self._up_to(path, page), tries=3)
+        if len(flushed.sent) > 1:
+            say(f"from the outbox: {len(flushed.sent) - 1} sent")
         for other, why in flushed.refused.items():
             if other != path:
                 say(f"a page in the outbox was refused, and put aside: {why}")
@@ -158,7 +163,7 @@ class Outbox:
             raise flushed.refused[path]
         if path in flushed.left and path not in flushed.sent:
             raise Kept(str(flushed.left[path]))
-        return flushed.sent.get(path) or page.deliver(Relay(page.to, page.url))  # or else another flush was faster
+        return flushed.sent.get(path) or page.deliver()  # or else another flush was faster
 
     def _up_to(self, path: str, page: Outgoing) -> list[str]:
         paths = []
@@ -170,19 +175,13 @@ class Outbox:
         return paths
 
     def flush(
-        self,
-        paths: Iterable[str] | None = None,
-        *,
-        url: str | None = None,
-        seconds: float | None = None,
-        tries: int = 1,
-        progress: Callable[[], None] = lambda: None,
+        self, paths: Iterable[str] | None = None, *, url: str | None = None, seconds: float = math.inf, tries: int = 1
     ) -> Flushed:
         """Send what waits, oldest first, or these of them, or those for one relay; begin no other after so long.
 
         A relay that does not answer is not asked again; what it refuses for good is moved to refused/ with the reason.
-        progress: called after each. Raises OSError when the outbox can't be read."""
-        until = math.inf if seconds is None else time.monotonic() + seconds
+        Raises OSError when the outbox can't be read."""
+        until = time.monotonic() + seconds
         flushed, silent = Flushed(), dict[str, Exception]()
         for path in self.waiting() if paths is None else paths:
             try:
@@ -191,19 +190,22 @@ class Outbox:
                     continue
                 if page.url in silent:
                     raise silent[page.url]
-                flushed.sent[path] = page.deliver(Relay(page.to, page.url, tries=tries))
+                flushed.sent[path] = page.deliver(tries)
                 files.remove(path)
             except FileNotFoundError:
                 continue  # another flush was faster
-            except OSError as error:
-                flushed.left[path] = error
-            except RelayError as error:
+            except (OSError, RelayError, ValueError) as error:
+                why: Exception = error
                 if isinstance(error, Unreachable):
                     silent[page.url] = error
-                self._keep_or_refuse(path, error, flushed, for_now=error.for_now)
-            except (ValueError, Overdue) as error:
-                self._keep_or_refuse(path, error, flushed, for_now=False)
-            progress()
+                if isinstance(error, ValueError) or (isinstance(error, RelayError) and not error.for_now):
+                    try:
+                        self._refuse(path, error)
+                        flushed.refused[path] = error
+                        continue
+                    except OSError as worse:
+                        why = worse
+                flushed.left[path] = why
         return flushed
 
     def remove(self, path: str) -> None:
@@ -213,38 +215,9 @@ class Outbox:
         files.remove(aside)
         files.remove(aside.removesuffix(".json") + ".why")
 
-    def _keep_or_refuse(self, path: str, error: Exception, flushed: Flushed, for_now: bool) -> None:
-        try:
-            if not for_now:
-                self._refuse(path, error)
-                flushed.refused[path] = error
-                return
-        except OSError as worse:
-            error = worse
-        flushed.left[path] = error
-
     def _refuse(self, path: str, why: Exception) -> None:
         files.make_directory(self._refused, 0o700)
         target = os.path.join(self._refused, os.path.basename(path))
         files.replace(path, target)
         with contextlib.suppress(FileExistsError):
             files.write(target.removesuffix(".json") + ".why", f"{why}\n".encode(errors="replace"), 0o600)
-
-    def _why(self, path: str) -> str:
-        with contextlib.suppress(OSError):
-            return files.read(path.removesuffix(".json") + ".why", 4096)[0].decode(errors="replace").strip()
-        return ""
-
-
-def deliver(page: Outgoing, outbox: Outbox | None, say: Callable[[str], None]) -> Sent:
-    """Send a page by way of the outbox, so that it is on the disk before anything can go wrong.
-
-    say: called when the outbox, or a page in it, can't be used. Raises Kept, RelayError, BadCall."""
-    if outbox:
-        try:
-            path = outbox.put(page)
-        except OSError as error:
-            say(f"the outbox {outbox.folder} can't be used: {error.strerror}")
-        else:
-            return outbox.send(path, page, say)
-    return page.deliver(Relay(page.to, page.url))

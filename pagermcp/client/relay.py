@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import random
 import re
@@ -26,7 +27,7 @@ _TRY_SECONDS = 6.0  # after so long there is no further try
 _CHUNK = 65536
 _MOST_ANSWER_BYTES = 1 << 28  # a thousand pages of some size
 _POLL_SECONDS = 50.0  # below what proxies cut, and the relay answers by itself
-_LONGEST_PAUSE_SECONDS = 30.0
+_LONGEST_PAUSE_SECONDS = 10.0
 _CUT_SECONDS = 5.0  # what was connected for longer was cut, and not refused
 _LONGEST_RETRY_SECONDS = 300.0
 _HANDLE = re.compile(r"[0-9]{16}(\.[0-9]{1,9})?", re.ASCII)
@@ -125,19 +126,19 @@ class Page:
         )
 
 
-def relay_url(environment: Mapping[str, str] = os.environ) -> str:
+def relay_url() -> str:
     """The relay's URL by PAGER_URL, SERVER_URL, SERVER_HOST and SERVER_PORT, or else the one on this machine."""
-    host, port = environment.get("SERVER_HOST"), environment.get("SERVER_PORT")
+    host, port = os.environ.get("SERVER_HOST"), os.environ.get("SERVER_PORT")
     by_host = f"http://{host or '127.0.0.1'}:{port or 8080}"
-    return environment.get("PAGER_URL") or environment.get("SERVER_URL") or by_host
+    return os.environ.get("PAGER_URL") or os.environ.get("SERVER_URL") or by_host
 
 
 class Relay:
     """The relay at `url`, used with `address`, a key or a number.
 
     Without them: what `relay_url` says, and what is in the session file (NoSession is raised by the first call that
-    needs it). Calls may be made from several threads. All raise Unreachable, NotARelay and Refused; a call that can't
-    double a page is tried `tries` times. Raises BadCall for a URL that can't be one."""
+    needs it). Calls may be made from several threads. All raise Unreachable, NotARelay, Refused, BadCall and
+    InvalidAddress; a call that can't double a page is tried `tries` times."""
 
     def __init__(self, address: str | uuid.UUID | None = None, url: str | None = None, *, tries: int = 3) -> None:
         self.url = (url or relay_url()).rstrip("/")
@@ -155,6 +156,7 @@ class Relay:
         self._tries = tries
         self._http = requests.Session()
         self._http.trust_env = parts.hostname not in _LOCAL  # a proxy can't know what this machine calls localhost
+        self._http.auth = lambda request: request  # or else requests shows what it finds in ~/.netrc
         self._http.headers["User-Agent"] = f"pagermcp/{pagermcp.__version__}"
 
     @property
@@ -196,15 +198,18 @@ class Relay:
             "Pager-Run": run,
             "Pager-Expect": expect,
         }
-        texts = {name: f"{value:f}" if isinstance(value, int | float) else value for name, value in given.items()}
-        headers = {name: text.encode() for name, text in texts.items() if text is not None}  # a str would be Latin-1
+        headers = {
+            name: (f"{value:f}" if isinstance(value, int | float) else value).encode()  # a str would be Latin-1
+            for name, value in given.items()
+            if value is not None
+        }
         try:
             body = (payload if isinstance(payload, str) else _json(payload)).encode()
         except UnicodeEncodeError:
             raise BadCall("the text has half of a surrogate pair, which is no character") from None
         # the number will do, so who sends does not show the key
         number = uuid.UUID(address.number_of(address.parse(to) if to else self.address))
-        answer = self._call("POST", "/notify", "accepted", caller=number, data=body, headers=headers)
+        answer = self._call("POST", "/notify", "accepted", number, data=body, headers=headers)
         return Sent(
             id=answer.get("id"),
             number=str(number),
@@ -224,43 +229,44 @@ class Relay:
         max_age: float | None = None,
         ack: Iterable[Page | str] | Page | str = (),
         on_trouble: Callable[[RelayError, float], None] | None = None,
+        on_contact: Callable[[], None] = lambda: None,
     ) -> list[Page]:
         """Up to `max` pages, as soon as there is one; none after `timeout` seconds (None: never).
 
         lease: seconds until they come back, unless they are acknowledged; with 0 they are taken for good when the relay
         has written them. max_age: older pages go to the archive unread. ack: acknowledged first.
         on_trouble: called with each error after which it is tried again, and with the seconds until then; without it an
-        error in the first call is raised, and what is lost later is connected again."""
-        until = None if timeout is None else time.monotonic() + timeout
+        error before the first answer is raised, and what is lost later is connected again. on_contact: called when the
+        relay has answered, for the first time and after each trouble."""
+        until = math.inf if timeout is None else time.monotonic() + timeout
         query: dict[str, Any] = {"max": max, "lease": lease, "max_age_seconds": max_age}
         query["ack"] = ",".join(map(_handle, [ack] if isinstance(ack, str | Page) else ack)) or None
-        failures, poll = 0 if on_trouble else None, _POLL_SECONDS
+        failures, poll, patient, met = 0, _POLL_SECONDS, on_trouble is not None, False
         while True:
-            left = poll if until is None else min(poll, until - time.monotonic())
-            if failures is None:  # only a look, to know that there is a relay
-                left = 0
-            left = left if left > 0 else 0.0
+            left = min(poll, until - time.monotonic()) if met else 0.0  # first a look, to know that there is a relay
+            left = left if left > 0 else 0.0  # max is a parameter here
             query["timeout"] = f"{left:.3f}"
             began = time.monotonic()
             try:
                 pages = self._pages("/wait", read=left + 15, tries=1, params=query)
             except RelayError as error:
-                if failures is None or not error.for_now or (until is not None and time.monotonic() >= until):
+                now = time.monotonic()
+                if not patient or not error.for_now or now >= until:
                     raise
-                lasted = time.monotonic() - began
-                if lasted > _CUT_SECONDS:  # something between us and the relay cuts, so ask for less at a time
-                    poll, failures = 0.8 * lasted + 1, 0
-                pause = backoff(failures, error.retry_after)
-                if until is not None and pause > until - time.monotonic():
-                    pause = abs(until - time.monotonic())
-                if on_trouble and lasted <= _CUT_SECONDS:
+                was_cut = now - began > _CUT_SECONDS
+                if was_cut:  # something between us and the relay cuts, so ask for less at a time
+                    poll, failures = 0.8 * (now - began) + 1, 0
+                pause = min(backoff(failures, error.retry_after), until - now)
+                if on_trouble and not was_cut:
                     on_trouble(error, pause)
                 time.sleep(pause)
-                failures += 1
+                failures, met = failures + 1, False
                 continue
-            if pages or (until is not None and time.monotonic() >= until):
+            if not met:
+                on_contact()
+            if pages or time.monotonic() >= until:
                 return pages
-            query["ack"], failures = None, 0
+            query["ack"], failures, patient, met = None, 0, True, True
             poll = min(_POLL_SECONDS, 2 * poll)
 
     def listen(
@@ -279,7 +285,7 @@ class Relay:
 
     def release(self, *pages: Page | str, delay: float = 0) -> None:
         """Give leased pages back: to the next reader at once, or after `delay` seconds."""
-        self._with_ids("/release", "released", pages, tries=1, **({"delay": delay} if delay else {}))
+        self._with_ids("/release", "released", pages, tries=1, delay=delay)
 
     def extend(self, *pages: Page | str, lease: float = 60) -> None:
         """Let leases run out `lease` seconds from now."""
@@ -297,7 +303,7 @@ class Relay:
 
     def receipt(self, page: Page | str) -> dict[str, Any]:
         """Where a page is, as docs/protocol.md lists it for `GET /receipts`; its sender may ask with the number."""
-        return self._call("GET", f"/receipts/{_handle(page)}", "state")
+        return self._call("GET", f"/receipts/{_handle(page)}", "state", self.address)
 
     def proxy(self) -> str | None:
         """The proxy by which this relay is called, without its password."""
@@ -307,21 +313,29 @@ class Relay:
 
     def version(self) -> str:
         """The relay's version."""
-        return str(self._call("GET", "/version", "version", anonymous=True)["version"])
+        return str(self._call("GET", "/version", "version", None)["version"])
 
     def health(self) -> dict[str, Any]:
         """How the relay is, as docs/protocol.md lists it for `GET /healthz`."""
-        return self._call("GET", "/healthz", "status", anonymous=True)
+        return self._call("GET", "/healthz", "status", None)
 
     def request(
-        self, method: str, path: str, caller: uuid.UUID | None, *, read: float, **options: Any
+        self,
+        method: str,
+        path: str,
+        caller: uuid.UUID | None,
+        *,
+        read: float,
+        headers: Mapping[str, bytes] | None = None,
+        **options: Any,
     ) -> requests.Response:
         """One request and its raw answer. caller: whose address is shown. Raises Unreachable, and BadCall."""
+        shown = {"Authorization": f"Bearer {caller}"} if caller else {}
         try:
             return self._http.request(
                 method,
                 self.url + path,
-                auth=_Bearer(caller),
+                headers={**(headers or {}), **shown},
                 timeout=(_CONNECT_SECONDS, read),
                 allow_redirects=False,
                 **options,
@@ -335,34 +349,33 @@ class Relay:
 
     def _pages(self, path: str, **options: Any) -> list[Page]:
         try:
-            return [Page.read(page) for page in self._call("GET", path, "pages", **options)["pages"]]
+            return [Page.read(page) for page in self._call("GET", path, "pages", self.address, **options)["pages"]]
         except (KeyError, TypeError, AttributeError):
             raise NotARelay(f"{self.url} answers with pages that are none", 200) from None
 
     def _with_ids(
         self, path: str, expects: str, pages: Iterable[Page | str], tries: int | None = None, **more: float
     ) -> dict[str, Any]:
-        return self._call("POST", path, expects, tries=tries, json={"ids": [_handle(page) for page in pages], **more})
+        ids = [_handle(page) for page in pages]
+        return self._call("POST", path, expects, self.address, tries=tries, json={"ids": ids, **more})
 
     def _call(
         self,
         method: str,
         path: str,
         expects: str,
+        caller: uuid.UUID | None,
         *,
-        caller: uuid.UUID | None = None,
-        anonymous: bool = False,
         read: float = _ANSWER_SECONDS,
         tries: int | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        """One call, with its tries. expects: what its answer has; caller: whose address is shown, if not our own."""
-        shown = None if anonymous else caller or self.address
+        """One call, with its tries. expects: what its answer has; caller: whose address is shown."""
         began = time.monotonic()
         tries = tries or self._tries
         for failures in range(tries):
             try:
-                return self._try(method, path, expects, shown, read, options)
+                return self._try(method, path, expects, caller, read, options)
             except RelayError as error:
                 if not error.for_now or failures + 1 == tries or time.monotonic() - began > _TRY_SECONDS:
                     raise
@@ -408,20 +421,8 @@ class Relay:
         return bytes(body)
 
 
-class _Bearer(requests.auth.AuthBase):
-    """The address in the header; with an `auth` of our own, requests does not look into ~/.netrc."""
-
-    def __init__(self, caller: uuid.UUID | None) -> None:
-        self._caller = caller
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self._caller:
-            request.headers["Authorization"] = f"Bearer {self._caller}"
-        return request
-
-
 def backoff(failures: int, retry_after: float | None = None) -> float:
-    """Seconds to pause after so many failures before (from 0): growing, up to half a minute, and by chance, so that
+    """Seconds to pause after so many failures before (from 0): growing, up to ten, and by chance, so that
     many clients do not come back at once."""
     pause = min(_LONGEST_PAUSE_SECONDS, 0.5 * 2.0 ** min(failures, 10))
     return max(pause * random.uniform(0.5, 1), retry_after or 0)  # noqa: S311
@@ -441,10 +442,10 @@ def _handle(page: Page | str) -> str:
     return handle
 
 
-def _moment(text: object) -> datetime | None:
-    with contextlib.suppress(ValueError):
-        moment = datetime.fromisoformat(text) if isinstance(text, str) else None
-        return moment and (moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+def _moment(text: Any) -> datetime | None:
+    with contextlib.suppress(ValueError, TypeError):
+        moment = datetime.fromisoformat(text)
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return None
 
 
@@ -459,12 +460,10 @@ def _reason(error: OSError) -> str:
         return "no connection in time"
     if isinstance(error, requests.Timeout):
         return "no answer in time"
-    if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return "the connection was cut"
     cause: BaseException | None = error
-    while cause is not None:
+    while cause := cause and (cause.__cause__ or cause.__context__):
+        if isinstance(cause, urllib3.exceptions.ReadTimeoutError):
+            return "no answer in time"
         if isinstance(cause, OSError) and cause.strerror and not isinstance(cause, requests.RequestException):
             return cause.strerror
-        inner = getattr(cause, "reason", None) or (cause.args[-1] if cause.args else None)
-        cause = inner if isinstance(inner, BaseException) else cause.__cause__ or cause.__context__
     return "the connection was cut"

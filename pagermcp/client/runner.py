@@ -61,12 +61,7 @@ class Ended:
 
 
 @contextlib.contextmanager
-def run(
-    command: list[str],
-    tail: int,
-    begin: Callable[[], None] = lambda: None,
-    end: Callable[[Ended], None] = lambda ended: None,
-) -> Iterator[Ended]:
+def run(command: list[str], tail: int, begin: Callable[[], None], end: Callable[[Ended], None]) -> Iterator[Ended]:
     """Run a command to its end, and keep the last `tail` lines of its output. For the main thread only.
 
     begin: called just before, with signals blocked, as is right for starting threads; end: called when it has ended,
@@ -127,17 +122,12 @@ def wait_for_process(pid: int, begin: Callable[[], None] = lambda: None) -> None
             select.select([process], [], [])
             os.close(process)
             return
-    os.getpgid(pid)
+    os.getpgid(pid)  # also somebody else's
     begin()
-    while _alive(pid):
-        time.sleep(_LOOK_SECONDS)
-
-
-def _alive(pid: int) -> bool:
     with contextlib.suppress(ProcessLookupError):
-        os.getpgid(pid)  # also somebody else's
-        return True
-    return False
+        while True:
+            os.getpgid(pid)
+            time.sleep(_LOOK_SECONDS)
 
 
 def _spawn(command: list[str], actions: list[tuple[int, ...]], mask: set[Any]) -> int:
@@ -222,18 +212,17 @@ class _Channel:
         except OSError:  # how a pseudo-terminal says that nobody has its other end
             return b""
 
-    def write(self, most: int) -> bool:
-        """Write some of it; False when nobody can have it."""
-        with contextlib.suppress(BlockingIOError):
-            try:
-                self.pending = self.pending[os.write(self.target, self.pending[:most]) :]
-            except BlockingIOError:
-                raise
-            except OSError as error:
-                if error.errno != errno.EPIPE:
-                    self.lost = error.strerror
-                self.pending = b""
-                return False
+    def write(self) -> bool:
+        """Write so much of it as does not block; False when nobody can have it."""
+        try:
+            self.pending = self.pending[os.write(self.target, self.pending[: select.PIPE_BUF]) :]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                self.lost = error.strerror
+            self.pending = b""
+            return False
         return True
 
 
@@ -244,8 +233,7 @@ class _Output:
 
     def __init__(self, lines: int) -> None:
         self._lines = lines
-        self._kept = bytearray()
-        self._cut = False
+        self._kept = b""
         self._channels: list[_Channel] = []
         self._theirs: dict[int, int | None] = {}
         for target in (1, 2):
@@ -293,8 +281,8 @@ class _Output:
 
     def begin(self) -> None:
         """The command has its ends now."""
-        for theirs in set(self._theirs.values()) - {None}:
-            os.close(theirs)  # type: ignore[arg-type]
+        for theirs in set(filter(None, self._theirs.values())):
+            os.close(theirs)
         self._copying.start()
 
     def end(self) -> None:
@@ -323,8 +311,7 @@ class _Output:
         """The last lines, at most TAIL_BYTES; what is not UTF-8 is shown as U+FFFD."""
         if not self._lines:
             return ""
-        cut = self._cut or len(self._kept) > TAIL_BYTES
-        lines = bytes(self._kept[-TAIL_BYTES:]).split(b"\n")
+        lines, cut = self._kept[-TAIL_BYTES:].split(b"\n"), len(self._kept) > TAIL_BYTES
         count = self._lines + (lines[-1] == b"")
         if len(lines) > count:
             lines, cut = lines[-count:], False
@@ -339,7 +326,7 @@ class _Output:
         for channel in self._channels:
             while channel.pending:
                 select.select([], [channel.target], [])
-                channel.write(select.PIPE_BUF)
+                channel.write()
 
     def _copy_until_all_is_said(self) -> None:
         """While a reader is slow, nothing is read, so the command has to wait as it would have; but once it has ended,
@@ -362,12 +349,9 @@ class _Output:
             for channel in list(self._open):
                 data = channel.read() if channel.source in ready else None
                 if data:
-                    self._kept += data
+                    self._kept = (self._kept + data)[-TAIL_BYTES - 1 :]  # one more, to know whether there was more
                     channel.pending += data
-                if len(self._kept) > _CHUNK:
-                    self._cut = True
-                    del self._kept[:-TAIL_BYTES]
-                wanted = channel.target not in ready or channel.write(select.PIPE_BUF)  # so much does not block
+                wanted = channel.target not in ready or channel.write()
                 if data == b"" or not wanted:
                     self._open.remove(channel)
                     os.close(channel.source)  # if it was our output that failed, the command's next writing will fail

@@ -6,7 +6,7 @@ import stat
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from pagermcp import address, files
 
@@ -20,11 +20,9 @@ class NoSession(Exception):
     """There is no address to use. The message is one line that says where it was looked for, and what to do."""
 
 
-def session_file(environment: Mapping[str, str] = os.environ) -> str:
+def session_file() -> str:
     """Where the session is: PAGER_SESSION_FILE, or `.pager_session` in PROJECT_DIR, or in the current folder."""
-    return environment.get("PAGER_SESSION_FILE") or os.path.join(
-        environment.get("PROJECT_DIR") or ".", ".pager_session"
-    )
+    return os.environ.get("PAGER_SESSION_FILE") or os.path.join(os.environ.get("PROJECT_DIR") or ".", ".pager_session")
 
 
 def read_session(path: str) -> uuid.UUID:
@@ -37,7 +35,7 @@ def read_session(path: str) -> uuid.UUID:
             raise NoSession(f"{path} belongs to uid {status.st_uid}, who could read what is sent there; remove it")
         return address.parse(content.decode(errors="replace"))
     except FileNotFoundError:
-        raise NoSession(f"no mailbox: there is no {path}; make one with: pagermcp number") from None
+        raise NoSession(f"no mailbox: there is no {path}; {_where_else(path)}") from None
     except OSError as error:
         raise NoSession(f"{path} can't be read: {error.strerror}") from None
     except address.InvalidAddress:
@@ -45,9 +43,17 @@ def read_session(path: str) -> uuid.UUID:
         raise NoSession(f"{path} {what}; remove it, and make one with: pagermcp number") from None
 
 
-def make_session(
-    path: str, say: Callable[[str], None] = lambda text: None, environment: Mapping[str, str] = os.environ
-) -> uuid.UUID:
+def _where_else(path: str) -> str:
+    """What to do without a session here: perhaps there is one in a folder above."""
+    folder, name = os.path.split(os.path.abspath(path))
+    while folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+        if os.path.isfile(f"{folder}/{name}"):
+            return f"there is one in {folder}: use it with PROJECT_DIR={folder}"
+    return "make one with: pagermcp number"
+
+
+def make_session(path: str, say: Callable[[str], None]) -> uuid.UUID:
     """The address in a session file, which is made with a new key when there is none: for its owner alone, and kept out
     of git.
 
@@ -56,17 +62,18 @@ def make_session(
     if is_tracked(path):
         raise NoSession(
             f"git tracks {path}, so whoever has the repository can read the mailbox: "
-            f"git rm --cached {path}, remove the file, and make a new one"
+            f"git rm --cached {path}, remove the file, make a new one, and tell its number to those who page you"
         )
     try:
         with contextlib.suppress(FileExistsError):
             files.write(path, f"{uuid.uuid4()}\n".encode(), 0o600)
+            say(f"made {path}, with the key of a new mailbox")
         key = _read_when_written(path)
-        _own(path, environment)
+        _restrict(path)
     except OSError as error:
         raise NoSession(f"{path}: {error.strerror}; name another file with PAGER_SESSION_FILE") from None
     try:
-        _exclude(path, environment)
+        _exclude(path)
     except OSError as error:
         say(f"{path} could not be kept out of git ({error.filename}: {error.strerror}): add it to .gitignore")
     return key
@@ -80,7 +87,7 @@ def _read_when_written(path: str) -> uuid.UUID:
     return read_session(path)
 
 
-def _own(path: str, environment: Mapping[str, str]) -> None:
+def _restrict(path: str) -> None:
     """Let it belong to who works there, and nobody else read it; a file of another place, by a link, is left alone."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | files.NOT_FOLLOWED)
     try:
@@ -89,7 +96,7 @@ def _own(path: str, environment: Mapping[str, str]) -> None:
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
             return
         if os.geteuid() == 0:
-            os.fchown(descriptor, *_owner(path, environment))
+            os.fchown(descriptor, *_owner(path))
         if status.st_mode & 0o077 and os.geteuid() in (0, status.st_uid):
             os.fchmod(descriptor, 0o600)
     except address.InvalidAddress:
@@ -98,20 +105,21 @@ def _own(path: str, environment: Mapping[str, str]) -> None:
         os.close(descriptor)
 
 
-def _owner(path: str, environment: Mapping[str, str]) -> tuple[int, int]:
+def _owner(path: str) -> tuple[int, int]:
     folder = os.stat(os.path.dirname(path) or ".")
-    return _id(environment, "PAGER_UID", folder.st_uid), _id(environment, "PAGER_GID", folder.st_gid)
+    return _id("PAGER_UID", folder.st_uid), _id("PAGER_GID", folder.st_gid)
 
 
-def _id(environment: Mapping[str, str], name: str, default: int) -> int:
-    text = environment.get(name, "").strip() or str(default)
+def _id(name: str, default: int) -> int:
+    text = os.environ.get(name, "").strip() or str(default)
     if not text.isascii() or not text.isdigit() or int(text) >= 1 << 32:
         raise NoSession(f"{name}={text!r}: must be the number of a user or group")
     return int(text)
 
 
 def is_tracked(path: str) -> bool:
-    """Whether git has the file in its index, as far as can be known: git may be missing, or not trust the folder."""
+    """Whether git has the file in its index. Where git is missing, or does not trust the folder, any of a name like
+    this one counts: rather one refused too many."""
     known = _git(path, "ls-files", "--", os.path.basename(path))
     if known is not None:
         return bool(known)
@@ -123,7 +131,7 @@ def is_tracked(path: str) -> bool:
     return os.fsencode(os.path.basename(path)) in index
 
 
-def _exclude(path: str, environment: Mapping[str, str]) -> None:
+def _exclude(path: str) -> None:
     """Put the file on the list of what this clone ignores, unless git ignores it anyhow. Raises OSError."""
     name = os.path.basename(path)
     repository = _repository(path)

@@ -38,6 +38,16 @@ def put(content: bytes) -> None:
         raise Unwritable(f"the output can't be written: {error.strerror}") from None
 
 
+def put_json(*values: object) -> None:
+    """Write each as a line of JSON. Raises Unwritable."""
+    put(b"".join(map(json_line, values)))
+
+
+def put_lines(lines: Iterable[str]) -> None:
+    """Write lines of text. Raises Unwritable."""
+    put("".join(f"{line}\n" for line in lines).encode())
+
+
 def json_line(value: object) -> bytes:
     """JSON in one line of UTF-8, with what could harm a terminal as escapes."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -64,15 +74,28 @@ def age(page: Page) -> str:
 
 def state(page: Page) -> str:
     """Where a page is, in words."""
-    until = page.answer.get("lease_expires_at") or page.answer.get("due_at")
-    if until:
-        left = round((datetime.fromisoformat(until) - datetime.now(UTC)).total_seconds())
-        return f"{'leased for' if page.lease_expires_at else 'due in'} {in_words(max(0, left))}"
-    return str(page.answer.get("outcome") or page.answer.get("state", ""))
+    where = str(page.answer.get("state", ""))
+    words, until = {"leased": ("leased", "lease_expires_at"), "scheduled": ("due in", "due_at")}.get(where, ("", ""))
+    if until in page.answer:
+        left = (datetime.fromisoformat(page.answer[until]) - datetime.now(UTC)).total_seconds()
+        return f"{'alarm in' if _is_alarm(page) else words} {in_words(max(0, round(left)))}"
+    return str(page.answer.get("outcome") or where)
+
+
+def job(page: Page) -> object:
+    """Which job a page is about; one that is lost is named by its run."""
+    return page.payload.get("JOB_ID") or page.payload.get("run")
+
+
+def _is_alarm(page: Page) -> bool:
+    """Whether it is what will be paged about a run, unless that reports in time."""
+    return page.answer.get("state") == "scheduled" and "run" in page.payload
 
 
 def summary(page: Page) -> str:
     """What a page says, in one line: its message, or all that it has."""
+    if _is_alarm(page):
+        return "if it has not reported by then"
     said = page.payload.get("message")
     if said is None:
         said = {name: value for name, value in page.payload.items() if name not in ("JOB_ID", "status")} or ""

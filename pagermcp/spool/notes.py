@@ -32,12 +32,7 @@ def write_note(spool: "Spool", path: str, note: dict[str, Any]) -> None:
     """Write a note durably, over an older one if there is one. Raises OSError."""
     folder, temporary = os.path.dirname(path), spool.temporary()
     made = files.make_directory(folder, spool.directory_mode)
-    files.write(temporary, to_json(note) + b"\n", spool.file_mode)
-    try:
-        files.replace(temporary, path)
-    except OSError:
-        files.remove(temporary)
-        raise
+    files.write_over(path, temporary, to_json(note) + b"\n", spool.file_mode)
     files.sync_directory(folder)
     if made:
         files.sync_directory(os.path.dirname(folder))

@@ -130,10 +130,9 @@ def _say_how_late(spool: "Spool", due: Due, page: Page) -> None:
     late = spool.clock.age(due.at)
     text = f"{page.payload.get('message')}; the relay did not run then, and says so {in_words(late)} late"
     payload = to_json({**page.payload, "message": text, "late_seconds": int(late)}).decode()
-    temporary = spool.temporary()
+    line, path = page_line(payload, page.created_at, **page.extra), spool.path("scheduled", due.file)
     try:
-        files.write(temporary, page_line(payload, page.created_at, **page.extra), spool.file_mode)
-        files.replace(temporary, spool.path("scheduled", due.file))
+        files.write_over(path, spool.temporary(), line, spool.file_mode)
     except OSError as error:  # better said without it than not at all
         log.warning("%s: a lost run is paged without saying how late: %s", due.number, error)
 

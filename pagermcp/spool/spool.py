@@ -272,9 +272,7 @@ class Spool:
             if os.stat(self.path(name)).st_dev != os.stat(self.root).st_dev:
                 raise SpoolRefused(f"{self.path(name)} is on another disk; a page can't be moved there in one step")
         if current != GUIDE:
-            temporary = self.temporary()
-            files.write(temporary, GUIDE.encode(), self.file_mode)
-            files.replace(temporary, self.path("FORMAT"))
+            files.write_over(self.path("FORMAT"), self.temporary(), GUIDE.encode(), self.file_mode)
         files.sync_directory(self.root)
         try:
             self.probe()

@@ -1,6 +1,5 @@
 """Where a page is: in which of the spool's directories, and by what outcome."""
 
-import contextlib
 import datetime
 import os
 import re
@@ -34,9 +33,7 @@ class Place(NamedTuple):
 
     def why(self) -> str | None:
         """The reason beside a dead page."""
-        with contextlib.suppress(OSError):
-            return files.read(self.path.removesuffix(".json") + ".why", 4096)[0].decode(errors="replace").strip()
-        return None
+        return files.reason_beside(self.path)
 
 
 def find(spool: "Spool", number: str, id: str) -> Place | None:

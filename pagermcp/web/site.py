@@ -35,33 +35,16 @@ def chat() -> Response:
     return Response(render_template("chat.html"), 200, {**NO_STORE, "Content-Security-Policy": _POLICY})
 
 
-@blueprint.get("/sample/pager.sh")
-def pager_sh() -> Response:
-    """The shell script that pages about a command, which knows this relay."""
-    return _shared("pager.sh", "text/x-shellscript")
-
-
-@blueprint.get("/skill.md")
-def skill() -> Response:
-    """What an agent has to know of the room."""
-    return _shared("skill.md", "text/markdown")
-
-
-@blueprint.get("/install.sh")
-def install_sh() -> Response:
-    """The script that installs the skill."""
-    return _shared("install.sh", "text/x-shellscript")
-
-
-@blueprint.get("/watch.sh")
-def watch_sh() -> Response:
-    """The script by which an agent is woken."""
-    return _shared("watch.sh", "text/x-shellscript")
-
-
-def _shared(name: str, media_type: str) -> Response:
+@blueprint.get("/sample/pager.sh", defaults={"name": "pager.sh"})
+@blueprint.get("/skill.md", defaults={"name": "skill.md"})
+@blueprint.get("/install.sh", defaults={"name": "install.sh"})
+@blueprint.get("/watch.sh", defaults={"name": "watch.sh"})
+def shared(name: str) -> Response:
+    """What others run or read, with this relay's URL in it: the script that pages about a command, what an agent has to
+    know of the room, what installs that, and what wakes an agent."""
+    kind = "markdown" if name.endswith(".md") else "x-shellscript"
     text = (_SHARE / name).read_text().replace(_DEFAULT_URL, own_url())
-    return Response(text, 200, NO_STORE, content_type=f"{media_type}; charset=utf-8")
+    return Response(text, 200, NO_STORE, content_type=f"text/{kind}; charset=utf-8")
 
 
 @blueprint.get("/healthz")
