@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import os
 import random
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,9 +124,7 @@ def test_a_command_that_fails_gets_the_page_again_later(
     until(lambda: (client.folder / "attempts").read_text() == "1\n2\n", 20)
     until(lambda: state(relay, client, id) == "scheduled")
     assert 38 < json_age(relay.receipt(client.key, id)["due_at"]) < 40.5
-    told = stop(process)
-    assert f"page {id}: the command failed with exit code 3" in told
-    assert f"page {id} has failed: it comes again in 10 s" in told
+    assert f"page {id}: the command failed with exit code 3; it comes again in 10 s\n" in stop(process)
 
 
 def json_age(moment: str) -> float:
@@ -336,7 +336,7 @@ def test_a_page_that_has_failed_for_the_last_time_is_said_to_be_dead(
     (relay.new(client.key) / f"{id}.json").rename(relay.new(client.key) / f"{id}.5.json")
     process = listen("--exec", "false")
     until(lambda: state(relay, client, id) == "dead")
-    assert f"page {id} has failed: it is dead, and comes again by: pagermcp replay {id}" in stop(process)
+    assert f"exit code 1; it is dead, and comes again by: pagermcp replay {id}" in stop(process)
 
 
 @pytest.mark.parametrize("command", ["", "  "])
@@ -357,3 +357,34 @@ def test_a_signal_that_its_caller_ignores_is_ignored(relay: Relay, client: Clien
         assert "still there" in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+def test_a_caller_who_ignores_its_children_learns_how_commands_end(relay: Relay, client: Client) -> None:
+    ignore = "import os, signal as s, sys; s.signal(s.SIGCHLD, s.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", ignore, *client.command("listen", "--exec", "exit 7")]
+    id = relay.notify(client.key).json()["id"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=client.folder, env=client.environment, stderr=pipe, text=True) as process:
+        until(lambda: state(relay, client, id) == "scheduled")
+        process.send_signal(signal.SIGTERM)
+        assert "failed with exit code 7" in process.communicate(timeout=20)[1]
+
+
+def test_a_standard_error_that_nobody_reads_can_not_keep_it_from_ending(relay: Relay, client: Client) -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 4096)
+    os.read(read, 8192)  # room for the greeting, and for little more
+    os.set_blocking(write, True)
+    with client.start("listen", "--exec", "printf %9000d 1 >&2; exit 3", stderr=write) as process:
+        relay.notify(client.key)
+        until(lambda: list(relay.spool.glob(f"leased/{client.number}/*")))
+        for _ in range(4):
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)
+        assert process.wait(20) == 0
+    for end in (read, write):
+        os.close(end)

@@ -276,3 +276,33 @@ def test_without_a_home_it_is_said_and_no_folder_is_made_here(client: Client) ->
     done = client("send", "--url", NOWHERE, "hi", environment={"XDG_STATE_HOME": "relative"}, code=3)
     assert "say where with XDG_STATE_HOME" in done.stderr or "can't be used" in done.stderr
     assert not (client.folder / "relative").exists()
+
+
+def test_no_page_is_tried_before_an_older_one_to_the_same_mailbox(relay: Relay, client: Client) -> None:
+    asked: list[str] = []
+    with somebody(502, b"<html>", asked) as url:
+        for number in range(3):
+            client("send", "--url", url, f"{number}")
+        before = len(asked)
+        client("outbox", "flush", code=3)
+        assert len(asked) == before + 1
+        for path in waiting(client):
+            rewrite(path, url=relay.url)
+    client("send", "newest")
+    assert messages(relay, client) == ["0", "1", "2", "newest"]
+
+
+def test_a_clock_that_was_set_back_does_not_change_the_order(relay: Relay, client: Client) -> None:
+    keep(client, "old")
+    (path,) = waiting(client)
+    path.rename(path.with_name("9999999999999999-0.json"))
+    client("send", "new")
+    assert messages(relay, client) == ["old", "new"]
+
+
+def test_a_report_that_is_too_large_is_kept_without_its_logs(full_relay: Relay, tmp_path: Path) -> None:
+    client = Client(tmp_path, full_relay.url)
+    client("send", "one")
+    assert "It is kept" in client("run", "--tail", "999", "seq", "1", "2000").stderr
+    (path,) = waiting(client)
+    assert json.loads(path.read_text())["payload"]["logs"].startswith("[left out: ")

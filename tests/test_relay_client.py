@@ -205,3 +205,14 @@ def test_a_relay_can_ask_for_patience_but_not_for_ever(key: str) -> None:
         with somebody(429, full, Retry_After=header) as url, pytest.raises(api.Refused) as raised:
             api.Relay(key, url, tries=1).send("x")
         assert raised.value.retry_after == seconds
+
+
+def test_a_relay_that_hangs_is_trouble_and_not_a_cut(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagermcp.client.relay._LATE_SECONDS", 0.3)
+    monkeypatch.setattr("pagermcp.client.relay._CUT_SECONDS", 0.1)
+    troubles: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(api.Unreachable, match="no answer in time"):
+            api.Relay(key, url).wait(timeout=2, on_trouble=lambda error, pause: troubles.append(str(error)))
+    assert len(troubles) >= 2

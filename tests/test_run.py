@@ -260,6 +260,27 @@ def test_an_output_that_the_caller_has_closed_is_closed_for_the_command(relay: R
         page(relay, client)
 
 
+def test_a_closed_output_does_not_close_the_other(relay: Relay, client: Client) -> None:
+    for closed in (">&- 2>/dev/null", ">/dev/null 2>&-"):
+        script = "(echo x); echo $? >out; (echo y >&2); echo $? >err"
+        command = f"{' '.join(client.command('run', '--', 'sh', '-c'))} '{script}' {closed}"
+        subprocess.run(["sh", "-c", command], cwd=client.folder, env=client.environment)
+        codes = [(client.folder / name).read_text() != "0\n" for name in ("out", "err")]
+        assert codes == [closed.startswith(">&-"), closed.endswith("2>&-")]
+        page(relay, client)
+
+
+def test_what_the_caller_holds_open_is_not_held_for_a_child_in_the_background(relay: Relay, client: Client) -> None:
+    require("flock", "util-linux")
+    child = "(exec 9>&-; while [ ! -e go ]; do sleep 0.05; done; echo later) & exec 9>&-"
+    script = f"exec 9>lock; flock 9; {' '.join(client.command('run', '--', 'sh', '-c'))} '{child}' >output 2>&1"
+    subprocess.run(["sh", "-c", script], cwd=client.folder, env=client.environment, check=True, timeout=30)
+    until(lambda: subprocess.run(["flock", "-n", "lock", "true"], cwd=client.folder).returncode == 0)
+    (client.folder / "go").touch()
+    until(lambda: (client.folder / "output").read_text() == "later\n")
+    page(relay, client)
+
+
 def test_a_signal_just_after_the_end_does_not_lose_the_page(relay: Relay, client: Client) -> None:
     for _ in range(3):
         client("run", "sh", "-c", "(sleep 0.03; kill -TERM $PPID; sleep 1) & exit 3", code=3)

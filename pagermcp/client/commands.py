@@ -55,6 +55,8 @@ class _Command(click.Command):
         while (descriptor := os.open(os.devnull, os.O_RDONLY)) <= 2:
             pass  # one that our caller has closed must not become a connection, into which we would print
         os.close(descriptor)
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or else nobody could ask how a child has ended
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends us as it ends others
         try:
@@ -263,12 +265,12 @@ def run(
             report.keep(told)
 
     with runner.run(list(command), tail, report.begin if report else lambda: None, keep) as ended:
+        if report:
+            _send(report)
         if ended.error:
             _note(f"{command[0]}: {ended.error}")
         if ended.lost:
             _note(f"the output could not be written: {ended.lost}")
-        if report:
-            _send(report)
     if ended.interrupted:
         os.kill(os.getpid(), signal.SIGINT)  # as the command did: that is how a shell knows that a loop is to end
     sys.exit(ended.exit_code)
@@ -362,14 +364,13 @@ def listen(command: str | None, jobs: int, lease: float, url: str | None) -> Non
     relay = Relay(url=url)
     _note(f"listening for pages to {relay.number}")
     contact = functools.partial(_flush_others, relay.url)
-    if command:
-        commands = Commands(command, _note)
-        try:
-            Listener(relay, commands.handle, _note, contact, jobs=jobs, lease=lease).run(commands.end)
-        except CannotRun as error:
-            fail(error, OTHER)
-    else:
-        Listener(relay, _print, _note, contact, jobs=1, lease=lease).run()
+    commands = Commands(command) if command else None
+    try:
+        handle, hurry = (commands.handle, commands.end) if commands else (_print, None)
+        Listener(relay, handle, _note, contact, jobs=jobs, lease=lease).run(hurry)
+    except CannotRun as error:
+        fail(error, OTHER)
+    os._exit(0)  # at once, so that the relay does not hand a page to the wait that is still open
 
 
 @_command(_json, _url, short_help="Pages that wait, are leased, or are to come.")
@@ -596,9 +597,8 @@ def _flush_others(url: str) -> None:
             _note(f"from the outbox: {flushed}{trouble}")
 
 
-def _print(page: Page) -> bool:
+def _print(page: Page) -> None:
     show.put_json(page.answer)
-    return True
 
 
 def _list(pages: list[Page], as_json: bool, none: str) -> None:

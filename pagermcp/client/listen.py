@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import os
 import signal
 import subprocess
@@ -29,15 +28,15 @@ _EVENT = 0  # no signal has this number
 class Listener:
     """Takes pages from a relay, `jobs` at a time, until a signal says that it is enough.
 
-    handle: called in a thread with each page. True: it is done with, and acknowledged. False: it has failed, and comes
-    again later. What it raises ends the listener, and the page is given back.
+    handle: called in a thread with each page. None: it is done with, and acknowledged. A text: so it has failed, and
+    the page comes again later. What it raises ends the listener, and the page is given back.
     say: called with what people should know; contact: when the relay has been reached, or again; lease: seconds,
     lengthened while a page is being handled."""
 
     def __init__(
         self,
         relay: Relay,
-        handle: Callable[[Page], bool],
+        handle: Callable[[Page], str | None],
         say: Callable[[str], None],
         contact: Callable[[], None],
         *,
@@ -54,7 +53,6 @@ class Listener:
         self._lock = threading.Lock()
         self._stopping = False
         self._busy = 0
-        self._give_up_at = math.inf
         self._hurried = threading.Event()
         self._error: Exception | None = None
         self._woken, self._wake = os.pipe()
@@ -62,7 +60,8 @@ class Listener:
     def run(self, hurry: Callable[[int], None] | None = None) -> None:
         """Listen until SIGTERM, SIGINT or SIGHUP, then until what is under way has ended.
 
-        hurry: called at each signal after that, with their number; without it the second one ends all.
+        hurry: called at each signal after that, with their number; without it the second one ends all, and otherwise
+        the fourth.
         Raises Refused for what does not pass by itself, and what `handle` raised."""
         # Each signal, and each event of another thread, is a byte in a pipe: a signal may reach any thread, and then
         # wakes no main thread that waits for a lock.
@@ -78,12 +77,11 @@ class Listener:
                 if event == _EVENT:
                     continue
                 signals += 1
-                self._give_up_at = time.monotonic() + (_STOP_SECONDS if signals == 1 else 0)
                 with self._lock:
                     self._stopping = True
                 if signals > 1:
                     self._hurried.set()
-                    if hurry is None:
+                    if hurry is None or signals > 3:
                         return
                     hurry(signals)
         if self._error:
@@ -105,12 +103,21 @@ class Listener:
                 if not wanted:
                     self._relay.release(*pages)
                     return
-                for page in pages:
-                    threading.Thread(target=self._work, args=[page], daemon=True).start()
+                self._begin(pages)
                 for _ in range(room - len(pages)):
                     self._free.release()
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._tell(error)
+
+    def _begin(self, pages: list[Page]) -> None:
+        for index, page in enumerate(pages):
+            try:
+                threading.Thread(target=self._work, args=[page], daemon=True).start()
+            except RuntimeError as error:
+                self._relay.release(*pages[index:])
+                with self._lock:
+                    self._busy -= len(pages) - index
+                raise CannotRun(str(error)) from None
 
     def _wait(self, room: int) -> list[Page]:
         return self._relay.wait(
@@ -139,23 +146,23 @@ class Listener:
     def _do(self, page: Page) -> None:
         try:
             with self._extending(page):
-                done = self._handle(page)
+                failed = self._handle(page)
         except Exception:
             self._surely("given back", page, self._relay.release)
             raise
-        if done:
+        if failed is None:
             self._surely("acknowledged", page, self._relay.ack)
             return
         delay = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 4.0 ** (page.attempt - 1))
         if self._surely("given back", page, lambda page: self._relay.release(page, delay=delay)):
             again = f"it comes again in {in_words(delay)}"
             dead = f"it is dead, and comes again by: pagermcp replay {page.id}"
-            self._say(f"page {page.id} has failed: {dead if page.attempt >= _MOST_ATTEMPTS else again}")
+            self._say(f"page {page.id}: {failed}; {dead if page.attempt >= _MOST_ATTEMPTS else again}")
 
     def _surely(self, what: str, page: Page, call: Callable[[Page], None]) -> bool:
         """Call the relay until it answers, but not for longer than the lease, nor when we are to stop; whether
         it has."""
-        until, failures = time.monotonic() + self._lease, 0
+        began, failures = time.monotonic(), 0
         while True:
             try:
                 call(page)
@@ -163,10 +170,11 @@ class Listener:
                 trouble = error
             else:
                 return True
-            if failures and isinstance(trouble, Refused) and trouble.code == "not_leased":
-                return True  # an earlier try has done it, and its answer was lost
+            if failures and call != self._relay.ack and isinstance(trouble, Refused) and trouble.code == "not_leased":
+                return True  # an earlier try has given it back, and its answer was lost
             pause = backoff(failures, trouble.retry_after)
-            if not trouble.for_now or time.monotonic() + pause > min(until, self._give_up_at):
+            until = began + (_STOP_SECONDS if self._stopping else self._lease)
+            if not trouble.for_now or self._hurried.is_set() or time.monotonic() + pause > until:
                 self._say(f"page {page.handle} could not be {what}, and may come again: {trouble}")
                 return False
             self._hurried.wait(pause)
@@ -181,17 +189,15 @@ class Listener:
                 try:
                     self._relay.extend(page, lease=self._lease)
                 except RelayError as error:
-                    if not error.for_now:
+                    if not error.for_now and not done.is_set():
                         self._say(f"the lease of page {page.handle} is lost: {error}")
                         return
 
-        extender = threading.Thread(target=extend, daemon=True)
-        extender.start()
+        threading.Thread(target=extend, daemon=True).start()
         try:
             yield
         finally:
             done.set()
-            extender.join()
 
     def _trouble(self, error: RelayError, pause: float) -> None:
         self._say(f"{error}; trying again in {in_words(round(pause, 1))}")
@@ -206,14 +212,13 @@ class Commands:
 
     Nothing of a page ever becomes part of the command. Each runs in a process group of its own."""
 
-    def __init__(self, command: str, say: Callable[[str], None]) -> None:
+    def __init__(self, command: str) -> None:
         self._command = command
-        self._say = say
         self._running: set[int] = set()
         self._starting = threading.Lock()
 
-    def handle(self, page: Page) -> bool:
-        """Run the command with this page; whether it succeeded. Raises CannotRun."""
+    def handle(self, page: Page) -> str | None:
+        """Run the command with this page; how it failed, if it did. Raises CannotRun."""
         try:
             with _input(json_line(page.answer)) as standard_input, self._starting:
                 process = subprocess.Popen(  # noqa: S602 - it is the user's own command
@@ -230,18 +235,18 @@ class Commands:
             code = process.wait()
         finally:
             self._running.discard(process.pid)
-        if code:
-            how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-            self._say(f"page {page.handle}: the command {how}")
-        return code == 0
+        if code < 0:
+            return f"the command was killed by signal {-code}"
+        return f"the command failed with exit code {code}" if code else None
 
     def end(self, signals: int) -> None:
         """Have all commands that run end now; from the third signal on, whether they want or not."""
         with self._starting:
             running = list(self._running)
         for process in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process, signal.SIGTERM if signals < 3 else signal.SIGKILL)
+            for number in (signal.SIGTERM if signals < 3 else signal.SIGKILL, signal.SIGCONT):
+                with contextlib.suppress(OSError):  # it has ended, or is somebody else now
+                    os.killpg(process, number)
 
 
 def _input(content: bytes) -> IO[bytes]:

@@ -107,6 +107,7 @@ class Outbox:
         os.makedirs(self.folder, 0o700, exist_ok=True)
         if files.make_directory(self._new, 0o700):
             files.sync_directory(self.folder)
+            files.sync_directory(os.path.dirname(self.folder))
         path = f"{self._new}/{time.time_ns() // 1000:016d}-{secrets.token_hex(4)}.json"
         content = {name: value for name, value in asdict(page).items() if value is not None}
         hidden = f"{self._new}/.{os.path.basename(path)}"
@@ -170,34 +171,33 @@ class Outbox:
         for other in self.waiting():
             with contextlib.suppress(OSError, ValueError):  # who flushes all of them says what is wrong there
                 older = self.read(other)
-                if other <= path and (older.url, older.to) == (page.url, page.to):
+                if other != path and (older.url, older.to) == (page.url, page.to):
                     paths.append(other)
-        return paths
+        return [*paths, path]  # whatever the clock says
 
     def flush(
         self, paths: Iterable[str] | None = None, *, url: str | None = None, seconds: float = math.inf, tries: int = 1
     ) -> Flushed:
         """Send what waits, oldest first, or these of them, or those for one relay; begin no other after so long.
 
-        A relay that does not answer is not asked again; what it refuses for good is moved to refused/ with the reason.
-        Raises OSError when the outbox can't be read."""
+        A relay that does not answer is not asked again, and no page is sent before an older one to the same mailbox.
+        What is refused for good is moved to refused/ with the reason. Raises OSError when the outbox can't be read."""
         until = time.monotonic() + seconds
-        flushed, silent = Flushed(), dict[str, Exception]()
+        flushed, held = Flushed(), dict[tuple[str, str], Exception]()
         for path in self.waiting() if paths is None else paths:
             try:
                 page = self.read(path)
                 if (url is not None and page.url != url) or time.monotonic() > until:
                     continue
-                if page.url in silent:
-                    raise silent[page.url]
+                if trouble := held.get((page.url, "")) or held.get((page.url, page.to)):
+                    flushed.left[path] = trouble
+                    continue
                 flushed.sent[path] = page.deliver(tries)
                 files.remove(path)
             except FileNotFoundError:
                 continue  # another flush was faster
             except (OSError, RelayError, ValueError) as error:
                 why: Exception = error
-                if isinstance(error, Unreachable):
-                    silent[page.url] = error
                 if isinstance(error, ValueError) or (isinstance(error, RelayError) and not error.for_now):
                     try:
                         self._refuse(path, error)
@@ -205,6 +205,8 @@ class Outbox:
                         continue
                     except OSError as worse:
                         why = worse
+                elif isinstance(error, RelayError):
+                    held[page.url, "" if isinstance(error, Unreachable) else page.to] = error
                 flushed.left[path] = why
         return flushed
 
@@ -218,6 +220,7 @@ class Outbox:
     def _refuse(self, path: str, why: Exception) -> None:
         files.make_directory(self._refused, 0o700)
         target = os.path.join(self._refused, os.path.basename(path))
-        files.replace(path, target)
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(OSError):  # better without a reason than not at all
             files.write(target.removesuffix(".json") + ".why", f"{why}\n".encode(errors="replace"), 0o600)
+        with contextlib.suppress(FileNotFoundError):  # another flush was faster
+            files.replace(path, target)

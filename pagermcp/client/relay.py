@@ -28,6 +28,7 @@ _CHUNK = 65536
 _MOST_ANSWER_BYTES = 1 << 28  # a thousand pages of some size
 _POLL_SECONDS = 50.0  # below what proxies cut, and the relay answers by itself
 _LONGEST_PAUSE_SECONDS = 10.0
+_LATE_SECONDS = 15.0  # an answer that is so late does not come
 _CUT_SECONDS = 5.0  # what was connected for longer was cut, and not refused
 _LONGEST_RETRY_SECONDS = 300.0
 _HANDLE = re.compile(r"[0-9]{16}(\.[0-9]{1,9})?", re.ASCII)
@@ -50,7 +51,13 @@ class BadCall(ValueError):
 
 
 class Unreachable(RelayError):
-    """No relay answered at this URL. A page that was to be sent may have arrived all the same."""
+    """No relay answered at this URL. A page that was to be sent may have arrived all the same.
+
+    cut: it was connected."""
+
+    def __init__(self, message: str, cut: bool = False) -> None:
+        self.cut = cut
+        super().__init__(message)
 
 
 class NotARelay(RelayError):
@@ -248,14 +255,14 @@ class Relay:
             query["timeout"] = f"{left:.3f}"
             began = time.monotonic()
             try:
-                pages = self._pages("/wait", read=left + 15, tries=1, params=query)
+                pages = self._pages("/wait", read=left + _LATE_SECONDS, tries=1, params=query)
             except RelayError as error:
                 now = time.monotonic()
                 if not patient or not error.for_now or now >= until:
                     raise
-                was_cut = now - began > _CUT_SECONDS
+                was_cut = now - began > _CUT_SECONDS and (getattr(error, "cut", False) or isinstance(error, NotARelay))
                 if was_cut:  # something between us and the relay cuts, so ask for less at a time
-                    poll, failures = 0.8 * (now - began) + 1, 0
+                    poll, failures = min(_POLL_SECONDS, 0.8 * (now - began) + 1), 0
                 pause = min(backoff(failures, error.retry_after), until - now)
                 if on_trouble and not was_cut:
                     on_trouble(error, pause)
@@ -345,7 +352,7 @@ class Relay:
         except (requests.exceptions.InvalidURL, urllib3.exceptions.HTTPError, UnicodeError):
             raise BadCall(f"{self.url!r} is no URL of a relay") from None
         except OSError as error:  # which is what all of requests' are
-            raise Unreachable(f"{self.url} does not answer: {_reason(error)}") from None
+            raise Unreachable(f"{self.url} does not answer: {_reason(error)}", _was_cut(error)) from None
 
     def _pages(self, path: str, **options: Any) -> list[Page]:
         try:
@@ -417,7 +424,7 @@ class Relay:
                 if len(body) > _MOST_ANSWER_BYTES or time.monotonic() > until:
                     raise Unreachable(f"{self.url} answers without end")
         except requests.RequestException as error:
-            raise Unreachable(f"{self.url} did not answer to the end: {_reason(error)}") from None
+            raise Unreachable(f"{self.url} did not answer to the end: {_reason(error)}", _was_cut(error)) from None
         return bytes(body)
 
 
@@ -460,10 +467,19 @@ def _reason(error: OSError) -> str:
         return "no connection in time"
     if isinstance(error, requests.Timeout):
         return "no answer in time"
-    cause: BaseException | None = error
-    while cause := cause and (cause.__cause__ or cause.__context__):
+    for cause in _causes(error):
         if isinstance(cause, urllib3.exceptions.ReadTimeoutError):
             return "no answer in time"
         if isinstance(cause, OSError) and cause.strerror and not isinstance(cause, requests.RequestException):
             return cause.strerror
     return "the connection was cut"
+
+
+def _was_cut(error: OSError) -> bool:
+    return any(isinstance(cause, urllib3.exceptions.ProtocolError) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause := cause and (cause.__cause__ or cause.__context__):
+        yield cause

@@ -70,8 +70,6 @@ def run(command: list[str], tail: int, begin: Callable[[], None], end: Callable[
     ends, all that the command said has been passed on."""
     began = time.monotonic()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
-    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # then nobody could ask how a child ended
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         begin()
         output = _Output(tail)
@@ -82,7 +80,7 @@ def run(command: list[str], tail: int, begin: Callable[[], None], end: Callable[
             reason = error.strerror if found else "not found"
             ended = Ended(126 if found else 127, 0, error=reason)
         else:
-            output.begin()
+            output.begun()
             status, interrupted = _attend(child, output)
             output.end()
             code = os.waitstatus_to_exitcode(status)
@@ -119,7 +117,9 @@ def wait_for_process(pid: int, begin: Callable[[], None] = lambda: None) -> None
                 raise
         else:
             begin()
-            select.select([process], [], [])
+            poll = select.poll()
+            poll.register(process, select.POLLIN)
+            poll.poll()
             os.close(process)
             return
     os.getpgid(pid)  # also somebody else's
@@ -187,10 +187,12 @@ def _next_signal() -> tuple[int, bool, bool]:
     return number, False, False
 
 
-def _terminal(target: int) -> int:
-    """Our terminal by a descriptor that does not block, which others don't share."""
-    with contextlib.suppress(OSError):  # it may be out of reach in a container
-        return os.open(os.ttyname(target), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+def _own(target: int) -> int:
+    """Our terminal or pipe by a descriptor that does not block, which others don't share; if need be the same one."""
+    with contextlib.suppress(OSError):  # it may be out of reach in a container, or somebody else's
+        is_pipe = stat.S_ISFIFO(os.fstat(target).st_mode)
+        path = f"/proc/self/fd/{target}" if is_pipe else os.ttyname(target)
+        return os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     return target
 
 
@@ -237,17 +239,16 @@ class _Output:
         self._channels: list[_Channel] = []
         self._theirs: dict[int, int | None] = {}
         for target in (1, 2):
-            if target == 2 and os.path.sameopenfile(1, 2):  # one channel, so that both stay in order
-                self._theirs[2] = self._theirs[1]
-            elif fcntl.fcntl(target, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            if fcntl.fcntl(target, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
                 self._theirs[target] = None  # it was closed, and something had to be in its place
-            elif os.isatty(target):
-                ours, self._theirs[target] = pty = os.openpty()
-                tty.setraw(pty[1])  # bytes pass as they are; the real terminal does what terminals do
-                self._channels.append(_Channel(ours, _terminal(target)))
-            else:
-                ours, self._theirs[target] = os.pipe()
-                self._channels.append(_Channel(ours, target))
+                continue
+            if target == 2 and self._theirs[1] is not None and os.path.sameopenfile(1, 2):
+                self._theirs[2] = self._theirs[1]  # one channel, so that both stay in order
+                continue
+            ours, self._theirs[target] = ends = os.openpty() if os.isatty(target) else os.pipe()
+            if os.isatty(target):
+                tty.setraw(ends[1])  # bytes pass as they are; the real terminal does what terminals do
+            self._channels.append(_Channel(ours, _own(target)))
         for channel in self._channels:
             os.set_blocking(channel.source, False)
         self._open = list(self._channels)
@@ -255,6 +256,7 @@ class _Output:
         self._ended, self._say_ended = os.pipe()
         self._said_all = threading.Event()
         self._copying = threading.Thread(target=self._copy, daemon=True)
+        self._copying.start()
 
     @property
     def lost(self) -> str | None:
@@ -279,16 +281,15 @@ class _Output:
                 changed = changed or size != before
         return changed
 
-    def begin(self) -> None:
+    def begun(self) -> None:
         """The command has its ends now."""
         for theirs in set(filter(None, self._theirs.values())):
             os.close(theirs)
-        self._copying.start()
 
     def end(self) -> None:
         """The command has ended: take what it has said. It may not be written yet, since its reader may be slow."""
         os.close(self._say_ended)
-        self._said_all.wait()
+        self._said_all.wait(_REST_AT_MOST_SECONDS + 1)
 
     def finish(self) -> None:
         """All is written after this; if somebody else keeps an output open, a process stays that copies it."""
@@ -297,12 +298,17 @@ class _Output:
             return
         with contextlib.suppress(BaseException):
             nowhere = os.open(os.devnull, os.O_RDWR)
-            for descriptor in (0, 1, 2):
+            for descriptor in {0, 1, 2, *(channel.target for channel in self._open)}:
                 kind = os.fstat(descriptor).st_mode
                 if descriptor == 0 or stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
                     os.dup2(nowhere, descriptor)
             for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
+            lowest = 3  # what else our caller has opened, as a lock, is none of this process's business
+            for kept in sorted({end for channel in self._open for end in (channel.source, channel.target)}):
+                os.closerange(lowest, kept)
+                lowest = kept + 1
+            os.closerange(lowest, os.sysconf("SC_OPEN_MAX"))
             self._ended, self._say_ended = os.pipe()
             self._copy()
         os._exit(0)
@@ -324,15 +330,17 @@ class _Output:
         self._copy_until_all_is_said()
         self._said_all.set()
         for channel in self._channels:
+            poll = select.poll()
+            poll.register(channel.target, select.POLLOUT)
             while channel.pending:
-                select.select([], [channel.target], [])
+                poll.poll()
                 channel.write()
 
     def _copy_until_all_is_said(self) -> None:
         """While a reader is slow, nothing is read, so the command has to wait as it would have; but once it has ended,
         what it has said is read."""
         until = None
-        while self._open and (until is None or time.monotonic() < until):
+        while self._open:
             poll = select.poll()
             if until is None:
                 poll.register(self._ended, select.POLLIN)
@@ -344,8 +352,6 @@ class _Output:
             ready = dict(poll.poll(None if until is None else _REST_SECONDS * 1000))
             if until and not ready:
                 return
-            if self._ended in ready:
-                until = time.monotonic() + _REST_AT_MOST_SECONDS
             for channel in list(self._open):
                 data = channel.read() if channel.source in ready else None
                 if data:
@@ -355,3 +361,7 @@ class _Output:
                 if data == b"" or not wanted:
                     self._open.remove(channel)
                     os.close(channel.source)  # if it was our output that failed, the command's next writing will fail
+            if self._ended in ready:
+                until = time.monotonic() + _REST_AT_MOST_SECONDS
+            elif until and time.monotonic() > until:
+                return
