@@ -170,3 +170,17 @@ def test_the_example_of_when_to_page_works(relay: Relay, client: Client) -> None
     assert (client.folder / "build.log").read_text() == "made\n"
     (page,) = relay.archived(client.key)
     assert json.loads(page.read_text())["payload"]["JOB_ID"] == "build-42"
+
+
+def test_the_page_from_end_to_end_of_the_documentation_works(relay: Relay, client: Client) -> None:
+    example = re.findall(r"^```sh\n(.*?)^```", (REPOSITORY / "docs" / "client.md").read_text(), re.M | re.S)[0]
+    path = {"PATH": f"{Path(sys.executable).parent}:{client.environment['PATH']}"}
+    done = subprocess.run(
+        ["sh", "-ec", example],
+        cwd=client.folder,
+        env=client.environment | path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.search(r" acknowledged .* question +Deploy now\?$", done.stdout.splitlines()[-1])

@@ -306,3 +306,13 @@ def test_a_report_that_is_too_large_is_kept_without_its_logs(full_relay: Relay, 
     assert "It is kept" in client("run", "--tail", "999", "seq", "1", "2000").stderr
     (path,) = waiting(client)
     assert json.loads(path.read_text())["payload"]["logs"].startswith("[left out: ")
+
+
+def test_what_a_killed_sender_left_half_written_is_removed_in_time(relay: Relay, client: Client) -> None:
+    keep(client, "hi")
+    old, young = (client.outbox / "new" / name for name in (".0-old.json", ".0-young.json"))
+    for path in (old, young):
+        path.write_text("half")
+    os.utime(old, (0, 0))
+    assert client("outbox", "flush").stdout == "1 sent, 0 left, 0 refused\n"
+    assert (old.exists(), young.exists()) == (False, True)

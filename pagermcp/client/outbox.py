@@ -23,6 +23,7 @@ from pagermcp.durations import in_words
 
 _MOST_BYTES = 1 << 28  # as much as a relay can be set to take
 _LEAST_SECONDS = 0.001
+_LEFT_SECONDS = 3600.0
 _OPTIONS = ("delay", "expires", "replace", "run", "expect")
 
 
@@ -182,6 +183,7 @@ class Outbox:
 
         A relay that does not answer is not asked again, and no page is sent before an older one to the same mailbox.
         What is refused for good is moved to refused/ with the reason. Raises OSError when the outbox can't be read."""
+        self._sweep()
         until = time.monotonic() + seconds
         flushed, held = Flushed(), dict[tuple[str, str], Exception]()
         for path in self.waiting() if paths is None else paths:
@@ -216,6 +218,13 @@ class Outbox:
         aside = os.path.join(self._refused, os.path.basename(path))
         files.remove(aside)
         files.remove(aside.removesuffix(".json") + ".why")
+
+    def _sweep(self) -> None:
+        """Remove what senders left half written who were killed."""
+        with contextlib.suppress(FileNotFoundError):
+            for one in os.scandir(self._new):
+                if one.name.startswith(".") and time.time() - one.stat(follow_symlinks=False).st_mtime > _LEFT_SECONDS:
+                    files.remove(one.path)
 
     def _refuse(self, path: str, why: Exception) -> None:
         files.make_directory(self._refused, 0o700)
