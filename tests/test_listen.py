@@ -224,6 +224,22 @@ def test_nothing_is_lost_when_connections_are_cut_and_commands_fail(relay: Relay
     assert set((client.folder / "seen").read_text().split()) == {str(number) for number in range(60)}
 
 
+def test_what_is_in_the_outbox_goes_once_the_relay_is_there_again(relay: Relay, client: Client) -> None:
+    with Proxy(relay.port) as proxy:
+        client("send", "--url", "http://127.0.0.1:9", "kept")
+        (path,) = client.outbox.glob("new/*.json")
+        kept = path.read_text().replace("http://127.0.0.1:9", proxy.url)
+        path.unlink()
+        with client.start("listen", "--url", proxy.url) as process:
+            relay.notify(client.key, "first")
+            assert "first" in process.stdout.readline()
+            path.write_text(kept)
+            until(lambda: proxy.cut() or not path.exists(), 20)
+            assert "kept" in process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+            process.communicate()
+
+
 def test_a_relay_that_restarts_is_found_again(start_relay: Callable[..., Relay], tmp_path: Path) -> None:
     relay = start_relay(PORT=0)
     client = Client(tmp_path, relay.url)

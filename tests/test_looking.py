@@ -200,5 +200,7 @@ def test_an_alarm_that_is_to_come_is_none_yet_and_a_lost_run_has_a_name(relay: R
     client("send", "--run", "night-7", "--expect", "1h", "")
     row = client("inbox").stdout.splitlines()[1]
     assert re.search(r"alarm in 1 h +night-7 .*if it has not reported by then$", row)
+    client("send", "--delay", "1h", "--json", '{"message": "look at run 7", "run": "7"}')
+    assert re.search(r"due in 1 h +7 +look at run 7$", client("inbox").stdout.splitlines()[-1])
     client("send", "--run", "day-8", "--expect", "0.2", "")
     until(lambda: re.search(r"waiting +day-8 +lost ", client("inbox").stdout))

@@ -121,7 +121,7 @@ def test_a_full_mailbox_keeps_its_page_waiting_and_holds_up_no_other(full_relay:
     assert "the mailbox is full" in first("send", "two").stderr
     second("send", "--url", NOWHERE, "other")
     rewrite(waiting(first)[1], url=full_relay.url)
-    assert first("outbox", "flush", code=3).stdout == "1 sent, 1 left, 0 refused\n"
+    assert first("outbox", "flush", code=8).stdout == "1 sent, 1 left, 0 refused\n"
     full_relay.with_key(first.key, "POST", f"/mailboxes/{first.key}/consume")
     assert first("outbox", "flush").stdout == "1 sent, 0 left, 0 refused\n"
 
@@ -130,7 +130,7 @@ def test_what_a_relay_will_never_take_is_put_aside_with_the_reason(full_relay: R
     client = Client(tmp_path, full_relay.url)
     keep(client, "x" * 2000)
     keep(client, "small")
-    done = client("outbox", "flush", code=10)
+    done = client("outbox", "flush", code=7)
     assert done.stdout == "1 sent, 0 left, 1 refused\n"
     assert "the limit is 1000" in done.stderr
     (aside,) = (client.outbox / "refused").glob("*.json")
@@ -242,7 +242,7 @@ def test_a_report_that_comes_too_late_is_delivered_and_the_run_is_lost(relay: Re
 def test_what_was_put_aside_is_listed_with_the_reason(full_relay: Relay, tmp_path: Path) -> None:
     client = Client(tmp_path, full_relay.url)
     keep(client, "x" * 2000)
-    client("outbox", "flush", code=10)
+    client("outbox", "flush", code=7)
     assert "refused: the body has 2000 bytes" in client("outbox").stdout
     assert "2000 bytes" in json.loads(client("outbox", "--json").stdout)["refused"]
 
@@ -316,3 +316,21 @@ def test_what_a_killed_sender_left_half_written_is_removed_in_time(relay: Relay,
     os.utime(old, (0, 0))
     assert client("outbox", "flush").stdout == "1 sent, 0 left, 0 refused\n"
     assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_a_page_that_is_put_back_gets_a_new_reason_or_none(relay: Relay, client: Client) -> None:
+    keep(client, "--expires", "5s", "hi")
+    (path,) = waiting(client)
+    good = path.read_text()
+    path.write_text("broken")
+    client("outbox", "flush", code=10)
+    aside = client.outbox / "refused" / path.name
+    aside.unlink()
+    path.write_text(good)
+    rewrite(path, created=json.loads(good)["created"] - 100)
+    client("outbox", "flush", code=10)
+    assert "it was for 5 s" in client("outbox").stdout
+    aside.rename(path)
+    rewrite(path, created=time.time())
+    client("outbox", "flush")
+    assert list((client.outbox / "refused").iterdir()) == []

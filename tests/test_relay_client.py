@@ -4,6 +4,8 @@ import socket
 import threading
 import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import Client, Relay, new_key, number
@@ -187,6 +189,27 @@ def test_what_is_cut_after_a_while_is_connected_again_without_a_word(
     assert troubles == []
 
 
+def test_behind_what_cuts_waits_are_shorter_and_later_longer_again(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagermcp.client.relay._CUT_SECONDS", 0.0)
+    now = [0.0]
+    asked: list[float] = []
+
+    class Cutting(api.Relay):
+        def _pages(self, path: str, **options: Any) -> list[api.Page]:
+            wanted = float(options["params"]["timeout"])
+            asked.append(wanted)
+            now[0] += min(wanted, 8)
+            if len(asked) == 9:
+                return [api.Page.read({"id": "1", "handle": "1"})]
+            if wanted > 8:
+                raise api.Unreachable("cut", cut=True)
+            return []
+
+    monkeypatch.setattr("pagermcp.client.relay.time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: None))
+    Cutting(key, "http://127.0.0.1:9").wait(timeout=None, on_trouble=lambda error, pause: None)
+    assert [round(one, 1) for one in asked] == [50, 0, 7.4, 14.8, 0, 7.4, 14.8, 0, 7.4]
+
+
 def test_times_and_texts_that_make_no_sense_are_bad_calls(mine: api.Relay) -> None:
     assert mine.wait(timeout=-20) == []
     with pytest.raises(api.BadCall, match="surrogate"):
@@ -210,9 +233,19 @@ def test_a_relay_can_ask_for_patience_but_not_for_ever(key: str) -> None:
 def test_a_relay_that_hangs_is_trouble_and_not_a_cut(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pagermcp.client.relay._LATE_SECONDS", 0.3)
     monkeypatch.setattr("pagermcp.client.relay._CUT_SECONDS", 0.1)
+    monkeypatch.setattr("pagermcp.client.relay._POLL_SECONDS", 0.2)
     troubles: list[str] = []
+
+    class EnoughError(Exception):
+        pass
+
+    def trouble(error: api.RelayError, pause: float) -> None:
+        troubles.append(str(error))
+        if len(troubles) == 2:
+            raise EnoughError
+
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(api.Unreachable, match="no answer in time"):
-            api.Relay(key, url).wait(timeout=2, on_trouble=lambda error, pause: troubles.append(str(error)))
-    assert len(troubles) >= 2
+        with pytest.raises(EnoughError):
+            api.Relay(key, url).wait(timeout=None, on_trouble=trouble)
+    assert troubles == [f"{url} does not answer: no answer in time"] * 2

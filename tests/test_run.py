@@ -233,6 +233,12 @@ def test_without_a_mailbox_or_a_relay_to_page_the_command_is_run_all_the_same(cl
     (client.folder / ".pager_session").unlink()
     done = client("run", "sh", "-c", "echo out; exit 6", code=6)
     assert (done.stdout, "nobody will be paged: no mailbox" in done.stderr) == ("out\n", True)
+    script = f"mkdir gone; cd gone; rmdir ../gone; {shlex.join(client.command('run', 'sh', '-c', 'echo out; exit 7'))}"
+    gone = subprocess.run(
+        ["sh", "-c", script], cwd=client.folder, env=client.environment, capture_output=True, text=True
+    )
+    assert (gone.returncode, gone.stdout) == (7, "out\n")
+    assert "Traceback" not in gone.stderr
 
 
 def test_what_a_helper_says_as_the_command_ends_is_not_lost(relay: Relay, client: Client) -> None:

@@ -332,6 +332,7 @@ def wait(timeout: float | None, most: int, lease: float, ack: bool, max_age: flo
     else:
         handles = " ".join(page.handle for page in pages)
         _remark(f"leased for {in_words(lease)}; when you are done: pagermcp ack {handles}")
+    contact()
 
 
 @_command(_url, short_help="Handle pages as they come.")
@@ -487,7 +488,7 @@ def outbox(what: str, as_json: bool) -> None:
     else:
         show.put(f"{flushed}\n".encode())
     if flushed.trouble:
-        fail(flushed.trouble, UNREACHABLE if flushed.left else OTHER)
+        fail(flushed.trouble, exit_code_of(flushed.trouble))
 
 
 def as_client() -> None:

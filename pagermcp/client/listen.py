@@ -52,6 +52,7 @@ class Listener:
         self._free = threading.Semaphore(jobs)
         self._lock = threading.Lock()
         self._stopping = False
+        self._troubled = True
         self._busy = 0
         self._hurried = threading.Event()
         self._error: Exception | None = None
@@ -89,6 +90,7 @@ class Listener:
 
     def _fetch(self) -> None:
         try:
+            self._reached()
             while not self._stopping:
                 self._free.acquire()
                 if self._stopping:
@@ -104,6 +106,7 @@ class Listener:
                     self._relay.release(*pages)
                     return
                 self._begin(pages)
+                self._reached()
                 for _ in range(room - len(pages)):
                     self._free.release()
         except Exception as error:  # noqa: BLE001 - the main thread raises it
@@ -114,14 +117,15 @@ class Listener:
             try:
                 threading.Thread(target=self._work, args=[page], daemon=True).start()
             except RuntimeError as error:
-                self._relay.release(*pages[index:])
                 with self._lock:
                     self._busy -= len(pages) - index
+                with contextlib.suppress(RelayError):  # then they come back when their lease ends
+                    self._relay.release(*pages[index:])
                 raise CannotRun(str(error)) from None
 
     def _wait(self, room: int) -> list[Page]:
         return self._relay.wait(
-            timeout=None, max=room, lease=self._lease, on_trouble=self._trouble, on_contact=self._contact
+            timeout=None, max=room, lease=self._lease, on_trouble=self._trouble, on_contact=self._reached
         )
 
     def _work(self, page: Page) -> None:
@@ -193,13 +197,22 @@ class Listener:
                         self._say(f"the lease of page {page.handle} is lost: {error}")
                         return
 
-        threading.Thread(target=extend, daemon=True).start()
+        try:
+            threading.Thread(target=extend, daemon=True).start()
+        except RuntimeError as error:
+            raise CannotRun(str(error)) from None
         try:
             yield
         finally:
             done.set()
 
+    def _reached(self) -> None:
+        if self._troubled:
+            self._troubled = False
+            self._contact()
+
     def _trouble(self, error: RelayError, pause: float) -> None:
+        self._troubled = True
         self._say(f"{error}; trying again in {in_words(round(pause, 1))}")
 
 

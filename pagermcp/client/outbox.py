@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pagermcp import files
-from pagermcp.client.relay import Relay, RelayError, Sent, Unreachable
+from pagermcp.client.relay import BadCall, Relay, RelayError, Sent, Unreachable
 from pagermcp.durations import in_words
 
 _MOST_BYTES = 1 << 28  # as much as a relay can be set to take
@@ -165,7 +165,12 @@ class Outbox:
             raise flushed.refused[path]
         if path in flushed.left and path not in flushed.sent:
             raise Kept(str(flushed.left[path]))
-        return flushed.sent.get(path) or page.deliver()  # or else another flush was faster
+        try:
+            return flushed.sent.get(path) or page.deliver()  # or else another flush was faster
+        except (RelayError, BadCall) as error:
+            if not isinstance(error, RelayError) or not error.for_now:
+                self.remove(path)
+            raise
 
     def _up_to(self, path: str, page: Outgoing) -> list[str]:
         paths = []
@@ -195,7 +200,7 @@ class Outbox:
                     flushed.left[path] = trouble
                     continue
                 flushed.sent[path] = page.deliver(tries)
-                files.remove(path)
+                self.remove(path)
             except FileNotFoundError:
                 continue  # another flush was faster
             except (OSError, RelayError, ValueError) as error:
@@ -229,7 +234,9 @@ class Outbox:
     def _refuse(self, path: str, why: Exception) -> None:
         files.make_directory(self._refused, 0o700)
         target = os.path.join(self._refused, os.path.basename(path))
+        reason = target.removesuffix(".json") + ".why"
         with contextlib.suppress(OSError):  # better without a reason than not at all
-            files.write(target.removesuffix(".json") + ".why", f"{why}\n".encode(errors="replace"), 0o600)
+            files.remove(reason)
+            files.write(reason, f"{why}\n".encode(errors="replace"), 0o600)
         with contextlib.suppress(FileNotFoundError):  # another flush was faster
             files.replace(path, target)

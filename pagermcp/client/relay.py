@@ -244,13 +244,14 @@ class Relay:
         has written them. max_age: older pages go to the archive unread. ack: acknowledged first.
         on_trouble: called with each error after which it is tried again, and with the seconds until then; without it an
         error before the first answer is raised, and what is lost later is connected again. on_contact: called when the
-        relay has answered, for the first time and after each trouble."""
+        relay answers again after trouble, unless it is with pages."""
         until = math.inf if timeout is None else time.monotonic() + timeout
         query: dict[str, Any] = {"max": max, "lease": lease, "max_age_seconds": max_age}
         query["ack"] = ",".join(map(_handle, [ack] if isinstance(ack, str | Page) else ack)) or None
-        failures, poll, patient, met = 0, _POLL_SECONDS, on_trouble is not None, False
+        failures, poll = 0, _POLL_SECONDS
+        patient = met = on_trouble is not None
         while True:
-            left = min(poll, until - time.monotonic()) if met else 0.0  # first a look, to know that there is a relay
+            left = min(poll, until - time.monotonic()) if met else 0.0  # only a look, to know that there is a relay
             left = left if left > 0 else 0.0  # max is a parameter here
             query["timeout"] = f"{left:.3f}"
             began = time.monotonic()
@@ -269,12 +270,13 @@ class Relay:
                 time.sleep(pause)
                 failures, met = failures + 1, False
                 continue
-            if not met:
+            if met:
+                poll = min(_POLL_SECONDS, 2 * poll)
+            elif patient and not pages:
                 on_contact()
             if pages or time.monotonic() >= until:
                 return pages
             query["ack"], failures, patient, met = None, 0, True, True
-            poll = min(_POLL_SECONDS, 2 * poll)
 
     def listen(
         self, *, lease: float = 60, on_trouble: Callable[[RelayError, float], None] = lambda error, pause: None

@@ -307,7 +307,7 @@ class _Output:
             lowest = 3  # what else our caller has opened, as a lock, is none of this process's business
             for kept in sorted({end for channel in self._open for end in (channel.source, channel.target)}):
                 os.closerange(lowest, kept)
-                lowest = kept + 1
+                lowest = max(lowest, kept + 1)
             os.closerange(lowest, os.sysconf("SC_OPEN_MAX"))
             self._ended, self._say_ended = os.pipe()
             self._copy()

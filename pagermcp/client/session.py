@@ -45,11 +45,12 @@ def read_session(path: str) -> uuid.UUID:
 
 def _where_else(path: str) -> str:
     """What to do without a session here: perhaps there is one in a folder above."""
-    folder, name = os.path.split(os.path.abspath(path))
-    while folder != os.path.dirname(folder):
-        folder = os.path.dirname(folder)
-        if os.path.isfile(f"{folder}/{name}"):
-            return f"there is one in {folder}: use it with PROJECT_DIR={folder}"
+    with contextlib.suppress(OSError):  # the folder in which we are may be gone
+        folder = "" if os.environ.get("PAGER_SESSION_FILE") else os.path.dirname(os.path.abspath(path))
+        while folder != os.path.dirname(folder):
+            folder = os.path.dirname(folder)
+            if os.path.isfile(f"{folder}/.pager_session"):
+                return f"there is one in {folder}: use it with PROJECT_DIR={folder}"
     return "make one with: pagermcp number"
 
 
@@ -59,7 +60,11 @@ def make_session(path: str, say: Callable[[str], None]) -> uuid.UUID:
 
     For root it belongs to PAGER_UID and PAGER_GID, or to the folder's owner, so that a container does not leave a file
     that its user can't read. say: called with what could not be done. Raises NoSession, also when git tracks it."""
-    if is_tracked(path):
+    try:
+        tracked = is_tracked(path)
+    except OSError as error:
+        raise NoSession(f"{path}: {error.strerror}") from None
+    if tracked:
         raise NoSession(
             f"git tracks {path}, so whoever has the repository can read the mailbox: "
             f"git rm --cached {path}, remove the file, make a new one, and tell its number to those who page you"

@@ -89,7 +89,7 @@ def job(page: Page) -> object:
 
 def _is_alarm(page: Page) -> bool:
     """Whether it is what will be paged about a run, unless that reports in time."""
-    return page.answer.get("state") == "scheduled" and "run" in page.payload
+    return page.answer.get("state") == "scheduled" and "run" in page.payload and page.payload.get("status") == "lost"
 
 
 def summary(page: Page) -> str:
