@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Client, Relay, until
+from conftest import NOBODY, Client, Relay, as_root, as_user, clean_environment, new_key, number, until
 from middle import Proxy, cut, somebody
 
 NOWHERE = "http://127.0.0.1:9"
@@ -334,3 +334,20 @@ def test_a_page_that_is_put_back_gets_a_new_reason_or_none(relay: Relay, client:
     rewrite(path, created=time.time())
     client("outbox", "flush")
     assert list((client.outbox / "refused").iterdir()) == []
+
+
+@as_root
+def test_a_page_that_the_outbox_can_not_keep_is_sent_all_the_same(relay: Relay, shared_folder: Path) -> None:
+    (shared_folder / "state" / "pagermcp" / "outbox" / "new").mkdir(parents=True)
+    for folder in (shared_folder / "state").rglob("*"):
+        os.chown(folder, NOBODY, NOBODY)
+    (shared_folder / "state" / "pagermcp" / "outbox" / "new").chmod(0o300)
+    imports = "import encodings.idna, pagermcp.client.commands; from pagermcp.cli import main"
+    key = new_key()
+    arguments = ["send", "--to", number(key), "--url", relay.url, "m"]
+    command = as_user(NOBODY, imports, f"import sys; sys.argv[1:] = {arguments}; main()")
+    environment = clean_environment(XDG_STATE_HOME=shared_folder / "state")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert "outbox can't be used: Permission denied" in done.stderr
+    assert len(relay.lease(key, "max=9&lease=9")) == 1

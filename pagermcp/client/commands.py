@@ -214,6 +214,8 @@ def send(
         if as_json:
             show.put_json({"accepted": False, "kept": True})
         return
+    except OSError as error:
+        fail(f"the page is in the outbox, which can't be used: {error.filename}: {error.strerror}", TROUBLE)
     if as_json:
         show.put_json(sent.answer)
     elif sent.id:
