@@ -232,6 +232,7 @@ def test_a_full_mailbox_is_429_with_retry_after_and_nothing_is_dropped(
     assert answer.json()["error"]["code"] == "mailbox_full"
     assert int(answer.headers["Retry-After"]) > 0
     relay.post(f"/mailboxes/{key}/consume")
+    until(lambda: relay.archived(key))  # which is after the answer was written, since only then is it taken
     assert relay.notify(key).status_code == 202
     assert relay.notify(new_key()).status_code == 202
 

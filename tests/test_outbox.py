@@ -123,6 +123,7 @@ def test_a_full_mailbox_keeps_its_page_waiting_and_holds_up_no_other(full_relay:
     rewrite(waiting(first)[1], url=full_relay.url)
     assert first("outbox", "flush", code=8).stdout == "1 sent, 1 left, 0 refused\n"
     full_relay.with_key(first.key, "POST", f"/mailboxes/{first.key}/consume")
+    until(lambda: full_relay.archived(first.key))
     assert first("outbox", "flush").stdout == "1 sent, 0 left, 0 refused\n"
 
 
@@ -139,6 +140,7 @@ def test_what_a_relay_will_never_take_is_put_aside_with_the_reason(full_relay: R
     keep(client, "x" * 2000)
     assert "was refused, and put aside: the body has 2000 bytes" in client("send", "--replace", "a", "b").stderr
     full_relay.with_key(client.key, "POST", f"/mailboxes/{client.key}/consume")
+    until(lambda: full_relay.archived(client.key))
     assert "the limit is 1000" in client("send", "x" * 2000, code=7).stderr  # at once it is not kept at all
     assert not waiting(client)
 
