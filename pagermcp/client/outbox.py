@@ -173,13 +173,15 @@ class Outbox:
             raise
 
     def _up_to(self, path: str, page: Outgoing) -> list[str]:
+        """All that wait for the same mailbox, and this one last: going by the names, a clock that was set back would
+        make older ones newer."""
         paths = []
         for other in self.waiting():
             with contextlib.suppress(OSError, ValueError):  # who flushes all of them says what is wrong there
                 older = self.read(other)
                 if other != path and (older.url, older.to) == (page.url, page.to):
                     paths.append(other)
-        return [*paths, path]  # whatever the clock says
+        return [*paths, path]
 
     def flush(
         self, paths: Iterable[str] | None = None, *, url: str | None = None, seconds: float = math.inf, tries: int = 1
