@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
 from conftest import REPOSITORY, Relay, new_key, number
 
+from pagermcp import files
 from pagermcp.spool import Janitor, KeyReused, Mailbox, MailboxFull, Options, Sent, Spool, send
 from pagermcp.spool.notes import hash_of
 from pagermcp.spool.whereabouts import find
@@ -237,3 +239,23 @@ def test_old_keys_are_removed(spool: Spool, tmp_path: Path) -> None:
     janitor.tidy()
     janitor._lock.release()
     assert [name for name in os.listdir(spool.path("keys")) if not name.startswith(".")] == [young]
+
+
+@pytest.mark.parametrize("options", [Options(idempotency_key="k"), Options(run="r", expect=60)])
+def test_a_folder_that_the_janitor_removes_just_then_is_made_again(
+    spool: Spool, key: str, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_over = files.write_over
+    removed = []
+
+    def late(path: str, *rest: Any) -> None:
+        if not removed:
+            removed.append(os.path.dirname(path))
+            os.rmdir(removed[0])
+        write_over(path, *rest)
+
+    monkeypatch.setattr("pagermcp.files.write_over", late)
+    mailbox = spool.mailbox(number(key))
+    assert send(spool, mailbox, '{"message": "hi"}', options).id
+    assert os.listdir(removed[0])
+    assert os.listdir(spool.path("tmp")) == []

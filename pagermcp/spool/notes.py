@@ -30,9 +30,13 @@ def read_note(path: str) -> dict[str, Any] | None:
 
 def write_note(spool: "Spool", path: str, note: dict[str, Any]) -> None:
     """Write a note durably, over an older one if there is one. Raises OSError."""
-    folder, temporary = os.path.dirname(path), spool.temporary()
+    folder, content = os.path.dirname(path), to_json(note) + b"\n"
     made = files.make_directory(folder, spool.directory_mode)
-    files.write_over(path, temporary, to_json(note) + b"\n", spool.file_mode)
+    try:
+        files.write_over(path, spool.temporary(), content, spool.file_mode)
+    except FileNotFoundError:  # the janitor has removed the folder meanwhile, since it was empty
+        made = files.make_directory(folder, spool.directory_mode)
+        files.write_over(path, spool.temporary(), content, spool.file_mode)
     files.sync_directory(folder)
     if made:
         files.sync_directory(os.path.dirname(folder))
