@@ -20,14 +20,15 @@ def entry(n: int) -> Entry:
 
 
 def test_entries_are_due_in_the_order_of_their_times_and_once(agenda: Agenda) -> None:
-    for n, seconds in enumerate((0.02, -1, 0.01, 60)):
+    for n, seconds in enumerate((-1, 0.02, -3, 0.01, -2, 60)):
         agenda.put(entry(n), seconds)
-    assert agenda.take_due() == [entry(1)]
-    agenda.wait(time.monotonic() + 10)
-    assert agenda.take_due() == [entry(2)]
-    agenda.wait(time.monotonic() + 10)
-    assert agenda.take_due() == [entry(0)]
-    assert (len(agenda), entry(3) in agenda, entry(0) in agenda) == (1, True, False)
+    taken = agenda.take_due()
+    assert taken[:3] == [entry(2), entry(4), entry(0)]
+    while len(taken) < 5:  # a slow machine finds both due at once
+        agenda.wait(time.monotonic() + 10)
+        taken += agenda.take_due()
+    assert taken[3:] == [entry(3), entry(1)]
+    assert (len(agenda), entry(5) in agenda, entry(0) in agenda) == (1, True, False)
 
 
 def test_an_entry_can_be_put_off_brought_forward_and_dropped(agenda: Agenda) -> None:
