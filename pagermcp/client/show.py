@@ -50,8 +50,13 @@ def put_lines(lines: Iterable[str]) -> None:
 
 def json_line(value: object) -> bytes:
     """JSON in one line of UTF-8, with what could harm a terminal as escapes."""
+    return json_text(value).encode() + b"\n"
+
+
+def json_text(value: object) -> str:
+    """JSON in one line, with what could harm a terminal, or can't be seen, as escapes."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return _UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1], text).encode() + b"\n"
+    return _UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def plain(text: str) -> str:
