@@ -3,6 +3,7 @@
 
 import assert from "node:assert/strict"
 import { rmSync, writeFileSync } from "node:fs"
+import { readFile } from "node:fs/promises"
 import { join } from "node:path"
 import * as module from "../plugins/pager.js"
 
@@ -15,14 +16,15 @@ const ID = "1795981500901952"
 
 const turn = () => new Promise((resolve) => setImmediate(resolve))
 async function until(condition) {
-  for (let turns = 0; !condition(); turns++) {
-    assert(turns < 20_000, `what was waited for did not happen: ${condition}`)
-    await turn()
-  }
+  for (const began = Date.now(); !condition(); await turn())
+    assert(Date.now() - began < 20_000, `what was waited for did not happen: ${condition}`)
 }
-// Long enough for whatever would happen now without time passing.
+// Long enough for whatever would happen now without time passing; the plugin reads a file now and then, so we do too.
 async function settle() {
-  for (let turns = 0; turns < 200; turns++) await turn()
+  for (let reads = 0; reads < 10; reads++) {
+    await readFile(new URL(import.meta.url))
+    for (let turns = 0; turns < 10; turns++) await turn()
+  }
 }
 
 // Time passes only as it is told to.
@@ -40,7 +42,8 @@ globalThis.setInterval = (call, milliseconds) => {
 }
 globalThis.clearTimeout = globalThis.clearInterval = (timer) => timers.delete(timer)
 async function pass(seconds) {
-  for (const end = now + seconds * 1000; ; await settle()) {
+  for (const end = now + seconds * 1000; ; ) {
+    await settle()
     const [next] = [...timers].filter(([, { due }]) => due <= end).sort((a, b) => a[1].due - b[1].due)
     if (!next) return void (now = end)
     const [timer, about] = next
@@ -50,11 +53,13 @@ async function pass(seconds) {
     about.call()
   }
 }
+const held = () => [...timers.values()].some((one) => one.every) // a lease is being kept
 const pauses = () => [...timers.values()].filter((one) => !one.every).map((one) => one.milliseconds / 1000)
 
 // The relay: each call is written down; a wait stays open until it is answered.
 const calls = []
 const waits = []
+let broken = 0
 let refuse = () => undefined // a call → an answer that is no success
 globalThis.fetch = async (url, { method, headers, body, signal }) => {
   assert(!url.includes(KEY), "the key is in a URL")
@@ -65,7 +70,10 @@ globalThis.fetch = async (url, { method, headers, body, signal }) => {
   if (!call.path.startsWith("/wait")) return Response.json({})
   return new Promise((resolve, reject) => {
     if (signal.aborted) return reject(signal.reason)
-    signal.addEventListener("abort", () => reject(signal.reason))
+    signal.addEventListener("abort", () => {
+      broken += 1
+      reject(signal.reason)
+    })
     waits.push((...pages) => resolve(Response.json({ pages })))
   })
 }
@@ -141,6 +149,28 @@ const scenarios = {
     assert.deepEqual(said("/ack"), [{ ids: [ID] }])
     assert.deepEqual(told.prompts[0].parts[0].metadata, { pagermcp: [ID] })
     await until(() => waits.length === 2)
+  },
+
+  async of_this_project() {
+    const told = await started("ses_1")
+    const later = { time: { updated: Date.now() + 60_000 } }
+    told.session("ses_archived", { time: { ...later.time, archived: 1 } })
+    told.session("ses_child", { ...later, parentID: "ses_1" })
+    told.session("ses_of_another_folder", { ...later, directory: "/elsewhere" })
+    await until(() => waits.length)
+    waits[0](page())
+    await until(() => said("/ack").length)
+    assert.deepEqual(told.prompts.map((one) => one.id), ["ses_1"])
+  },
+
+  async used_here() {
+    const told = await started("ses_1")
+    told.session("ses_of_another_process", { time: { updated: Date.now() + 60_000 } })
+    await told.hooks["chat.message"]({ sessionID: "ses_1" })
+    await until(() => waits.length)
+    waits[0](page())
+    await until(() => said("/ack").length)
+    assert.deepEqual(told.prompts.map((one) => one.id), ["ses_1"])
   },
 
   async refused_by_opencode() {
@@ -267,7 +297,7 @@ const scenarios = {
     const told = await started()
     await until(() => waits.length)
     waits[0](page())
-    await settle()
+    await until(held)
     await pass(65)
     assert.deepEqual(said("/extend"), Array(3).fill({ ids: [ID], lease: 60 }))
     assert.deepEqual(said("/ack"), [])
@@ -282,7 +312,7 @@ const scenarios = {
     const told = await started()
     await until(() => waits.length)
     waits[0](page())
-    await settle()
+    await until(held)
     refuse = ({ path }) => path === "/extend" &&
       Response.json({ error: { code: "not_leased", message: "no" }, refused: [{ id: ID }] }, { status: 409 })
     await pass(21)
@@ -304,9 +334,9 @@ const scenarios = {
     for (const hooks of [older, told.hooks]) await hooks["experimental.chat.system.transform"]({ sessionID: "ses_1" }, { system })
     assert.deepEqual(system, [plugin.guidance])
     waits[1](page())
-    await until(() => said("/ack").length)
+    await until(() => waits.length === 3)
     await settle()
-    assert.equal(calls.filter((call) => call.path.startsWith("/wait")).length, 3) // the first one's was broken off
+    assert.deepEqual([waits.length, broken], [3, 1]) // the first one's was broken off, and it has begun no other
     assert.equal(told.prompts.length, 1)
   },
 
@@ -314,7 +344,7 @@ const scenarios = {
     const told = await started()
     await until(() => waits.length)
     waits[0](page())
-    await settle()
+    await until(held)
     await told.hooks.dispose()
     assert.deepEqual(said("/release"), [{ ids: [ID], delay: 0 }])
     assert.equal(calls.filter((call) => call.path.startsWith("/wait")).length, 1)

@@ -57,6 +57,8 @@ SCENARIOS = {
     "the default export is all there is, with an id, server and setup": "exports",
     "setup does nothing in 1.18, which calls it too": "setup_in_1_18",
     "a page is acknowledged when it is in the session, and not before": "acknowledged_after",
+    "a session that was used here comes before those that only others used": "used_here",
+    "a page goes to no archived session, no child, and no session of another folder": "of_this_project",
     "a page that OpenCode refuses is not acknowledged, tried again, and given back": "refused_by_opencode",
     "a page that OpenCode takes and loses is not acknowledged": "lost_by_opencode",
     "a page that comes again and is in a session is only acknowledged": "comes_again",
@@ -399,18 +401,22 @@ def test_a_page_waits_until_a_permission_is_given_or_denied(project: Project, mo
     page = project.page("not now")
     until(lambda: project.state(page) == "leased")
     assert len(project.texts(session)) == 1
+    answered = time.time() * 1000
     project("POST", f"/permission/{asked['id']}/reply", {"reply": "once"})
     project.until_acknowledged(page)
-    assert len(project.texts(session)) == 2
+    messages = project("GET", f"/session/{session}/message")
+    (paged,) = [one for one in messages if page in one["parts"][0].get("text", "")]
+    assert paged["info"]["time"]["created"] >= answered
 
 
 def test_a_probe_is_answered_when_its_page_is_in_the_session(project: Project) -> None:
     project.session()
     doctor = new_key()
-    project.page("are you awake?", probe={"reply": number(doctor), "nonce": "0123456789abcdef"})
-    project.page("not a number", probe={"reply": new_key(), "nonce": "0123456789abcdef"})
+    for reply in (new_key(), number(doctor)):  # a key is nothing to send to, and does not belong into a URL
+        project.page("are you awake?", probe={"reply": reply, "nonce": "0123456789abcdef"})
     (answer,) = project.relay.lease(doctor, "timeout=20")
     assert answer["payload"] == {"status": "probe", "nonce": "0123456789abcdef", "client": "opencode"}
+    assert "a probe could not be answered" not in project.opencode.logged()
 
 
 def test_what_is_held_is_given_back_when_the_project_is_closed(project: Project) -> None:
