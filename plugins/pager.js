@@ -1,7 +1,7 @@
 // PagerMCP for OpenCode: pages reach the session in which work goes on, and wake it.
 //
-// One wait per project is open at the relay. A page is leased, put into the most recently active top-level session,
-// and acknowledged only when it is known to be there; so it is never lost, and at worst it comes again, which is noticed.
+// One wait per project is open at the relay. A page is leased, put into the most recently active top-level session, and
+// acknowledged only when it is known to be there: it is never lost, and when it comes again that is noticed.
 // Made for 1.18 (`server`, tested with the real thing) and for 2.x (`setup`, after its published source; it is not on
 // npm, so that its tests use a stand-in). Nothing but the default export, since 1.x calls every function it finds here.
 
@@ -47,7 +47,9 @@ function block(head, lines, nonce) {
 
 function about(page) {
   const old = inWords(page.age_seconds)
-  return `${page.stale ? `STALE (${old} old), ` : ""}page ${page.id}, ${old} old${page.attempt > 1 ? `, attempt ${page.attempt}` : ""}`
+  const stale = page.stale ? `STALE (${old} old), ` : ""
+  const again = page.attempt > 1 ? `, attempt ${page.attempt}` : ""
+  return `${stale}page ${page.id}, ${old} old${again}`
 }
 
 function cut(page) {
@@ -166,13 +168,15 @@ class Pager {
       }
       this.key = key
       const began = Date.now()
+      const timeout = failures ? 0 : WAIT // after an outage a call that answers at once, to know that it is over
       try {
-        const answer = await this.call("GET", `/wait?timeout=${WAIT}&max=100&lease=${LEASE}`, undefined, WAIT + 15)
+        const path = `/wait?timeout=${timeout}&max=100&lease=${LEASE}`
+        const answer = await this.call("GET", path, undefined, timeout + 15) // later it is a dead connection
         if (!Array.isArray(answer?.pages)) throw new Error("what answers is no relay")
         if (failures) this.host.log("info", "pager: the relay answers again")
         failures = 0
         if (answer.pages.length) await this.deliver(answer.pages)
-        else if (Date.now() - began < 1000) await pause(1, this.ending.signal) // somebody between answers by himself
+        else if (timeout && Date.now() - began < 1000) await pause(1, this.ending.signal) // a proxy's own answer
       } catch (error) {
         if (this.stopped) break
         if (error.status === 401 || error.status === 403) {
@@ -191,7 +195,8 @@ class Pager {
   async read() {
     const text = await readFile(this.file, "utf8").catch(() => "")
     const hex = text.trim().toLowerCase().replace(/^urn:uuid:|^\{|\}$|-/g, "")
-    const wrong = !/^[0-9a-f]{32}$/.test(hex) ? "holds no UUID" : hex[12] === "8" ? "holds a number, which can't read" : ""
+    const number = hex[12] === "8" ? "holds a number, which can't read" : ""
+    const wrong = /^[0-9a-f]{32}$/.test(hex) ? number : "holds no UUID"
     if (text && wrong && text !== this.mistaken) this.host.log("error", `pager: ${this.file} ${wrong}`)
     this.mistaken = text
     return text && !wrong ? hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-") : undefined
@@ -242,13 +247,15 @@ class Pager {
 
   async hand(pages, held) {
     const marks = new Map()
-    for (let tries = 0; !this.stopped; ) {
+    for (let tries = 0, waits = false; !this.stopped; ) {
       const change = this.change
       let left = pages.filter((page) => held.has(page.handle))
       if (!left.length) return
       try {
         const session = await this.host.target()
         if (!session) {
+          if (!waits) this.host.log("info", `pager: page ${left[0].id} is held until a session can take it`)
+          waits = true
           await change
           continue
         }
@@ -388,7 +395,7 @@ async function server({ client, directory }) {
         await ask(client.session.promptAsync({ path: { id }, body: { ...same, messageID: marks.message, parts } }))
         await Promise.race([arrived, pause(ANSWER, pager.ending.signal)])
         const { data } = await client.session.message({ path: { id, messageID: marks.message } })
-        if (!data?.parts?.some((part) => part.id === marks.part)) throw new Error("OpenCode took it, and has no such message")
+        if (!data?.parts?.some((part) => part.id === marks.part)) throw new Error("OpenCode took it, and has it not")
       } finally {
         arrivals.delete(marks.message)
       }

@@ -63,7 +63,8 @@ let broken = 0
 let refuse = () => undefined // a call → an answer that is no success
 globalThis.fetch = async (url, { method, headers, body, signal }) => {
   assert(!url.includes(KEY), "the key is in a URL")
-  const call = { method, path: url.replace("http://relay.test", ""), key: headers.Authorization, body: body && JSON.parse(body) }
+  const path = url.replace("http://relay.test", "")
+  const call = { method, path, key: headers.Authorization, body: body && JSON.parse(body) }
   calls.push(call)
   const refusal = refuse(call)
   if (refusal) return refusal
@@ -100,7 +101,7 @@ function opencode() {
         told.prompts.push({ id, ...body })
         if (!told.messages.has(id)) told.messages.set(id, new Map())
         told.messages.get(id).set(body.messageID, { info: { id: body.messageID }, parts: body.parts })
-        await told.hooks.event({ event: { type: "message.part.updated", properties: { part: { messageID: body.messageID } } } })
+        await told.happens("message.part.updated", { part: { messageID: body.messageID } })
         return {}
       },
     },
@@ -139,7 +140,8 @@ const scenarios = {
     let arrive
     told.client.session.message = () => new Promise((resolve) => (arrive = resolve))
     await until(() => waits.length)
-    assert.deepEqual(calls[0], { method: "GET", path: "/wait?timeout=50&max=100&lease=60", key: `Bearer ${KEY}`, body: undefined })
+    const path = "/wait?timeout=50&max=100&lease=60"
+    assert.deepEqual(calls[0], { method: "GET", path, key: `Bearer ${KEY}`, body: undefined })
     waits[0](page())
     await until(() => arrive)
     await settle()
@@ -211,9 +213,10 @@ const scenarios = {
     const told = await started("ses_1", "ses_2")
     await until(() => waits.length)
     told.messages.set("ses_1", new Map([["msg_1", { parts: [{ type: "text", metadata: { pagermcp: [ID] } }] }]]))
-    waits[0](page({ handle: `${ID}.2`, attempt: 2 }), page({ id: "1795981500901968", handle: "1795981500901968.2", attempt: 2 }))
+    const other = "1795981500901968"
+    waits[0](page({ handle: `${ID}.2`, attempt: 2 }), page({ id: other, handle: `${other}.2`, attempt: 2 }))
     await until(() => waits.length === 2)
-    assert.deepEqual(said("/ack"), [{ ids: [`${ID}.2`] }, { ids: ["1795981500901968.2"] }])
+    assert.deepEqual(said("/ack"), [{ ids: [`${ID}.2`] }, { ids: [`${other}.2`] }])
     assert.equal(told.prompts.length, 1)
   },
 
@@ -273,7 +276,8 @@ const scenarios = {
     }
     await until(() => waits.length)
     waits[0]()
-    await until(() => told.log.length === 3)
+    await until(() => told.log.length === 3 && waits.length === 2)
+    assert.deepEqual(calls.slice(-2).map((call) => call.path.split("&")[0]), ["/wait?timeout=0", "/wait?timeout=50"])
     seen.forEach((pause, n) => assert(pause <= Math.min(60, 2 ** n) && pause >= Math.min(60, 2 ** n) / 2, seen.join()))
     assert.deepEqual(told.log.map((line) => line.message), [
       `Pager Plugin loaded for ${directory}`,
@@ -331,7 +335,8 @@ const scenarios = {
     await until(() => waits.length === 2)
     await settle()
     const system = []
-    for (const hooks of [older, told.hooks]) await hooks["experimental.chat.system.transform"]({ sessionID: "ses_1" }, { system })
+    for (const hooks of [older, told.hooks])
+      await hooks["experimental.chat.system.transform"]({ sessionID: "ses_1" }, { system })
     assert.deepEqual(system, [plugin.guidance])
     waits[1](page())
     await until(() => waits.length === 3)
@@ -360,7 +365,7 @@ const scenarios = {
     await until(() => said("/ack").length)
     assert.equal(told.prompts.length, 1)
     const [{ sessionID, text, metadata, delivery }] = told.prompts
-    assert.deepEqual({ sessionID, metadata, delivery }, { sessionID: "ses_1", metadata: { pagermcp: [ID] }, delivery: "queue" })
+    assert.deepEqual([sessionID, metadata, delivery], ["ses_1", { pagermcp: [ID] }, "queue"])
     assert.match(text, /^Pagerbericht ontvangen: page 1795981500901952, 4 s old\n/)
     await told.cleanup()
     assert(told.signal.aborted)

@@ -22,7 +22,7 @@ from pagermcp.durations import in_words
 
 PLUGIN = REPOSITORY / "plugins" / "pager.js"
 VERSION = "1.18.33"
-CACHE = REPOSITORY / ".cache" / f"opencode-{VERSION}"
+CACHE = REPOSITORY / ".cache" / f"opencode-ai-{VERSION}"
 GIVEN: dict[str, Any] = json.loads((REPOSITORY / "tests/fence.json").read_text())
 
 
@@ -207,6 +207,10 @@ class Project:
         said = [one for one in self("GET", f"/session/{session}/message") if one["info"]["role"] == role]
         return [part["text"] for one in said for part in one["parts"] if part["type"] == "text"]
 
+    def until_held(self, page: str) -> None:
+        """Until the plugin has it; it is leased a moment before."""
+        until(lambda: f"page {page} is held" in self.opencode.logged(), 30)
+
     def until_acknowledged(self, page: str) -> None:
         until(lambda: self.state(page) == "archived", 30)
         assert self.relay.receipt(self.key, page)["outcome"] == "acknowledged"
@@ -333,7 +337,8 @@ def test_a_page_keeps_the_session_in_its_agent_and_model(project: Project) -> No
 def test_a_page_before_any_session_is_held_and_delivered_when_there_is_one(project: Project) -> None:
     project("GET", "/session")
     page = project.page("early")
-    until(lambda: project.state(page) == "leased")
+    project.until_held(page)
+    assert project.state(page) == "leased"
     session = project.session()
     project.until_acknowledged(page)
     assert len(project.texts(session)) == 1
@@ -399,13 +404,14 @@ def test_a_page_waits_until_a_permission_is_given_or_denied(project: Project, mo
     project.say(session, "run it")
     (asked,) = until(lambda: project("GET", "/permission"))
     page = project.page("not now")
-    until(lambda: project.state(page) == "leased")
+    project.until_held(page)
     assert len(project.texts(session)) == 1
     answered = time.time() * 1000
     project("POST", f"/permission/{asked['id']}/reply", {"reply": "once"})
     project.until_acknowledged(page)
-    messages = project("GET", f"/session/{session}/message")
-    (paged,) = [one for one in messages if page in one["parts"][0].get("text", "")]
+    messages = [one for one in project("GET", f"/session/{session}/message") if one["info"]["role"] == "user"]
+    paged = messages[-1]
+    assert page in paged["parts"][0]["text"]
     assert paged["info"]["time"]["created"] >= answered
 
 
@@ -422,7 +428,7 @@ def test_a_probe_is_answered_when_its_page_is_in_the_session(project: Project) -
 def test_what_is_held_is_given_back_when_the_project_is_closed(project: Project) -> None:
     project("GET", "/session")
     page = project.page("early")
-    until(lambda: project.state(page) == "leased")
+    project.until_held(page)
     project("POST", "/instance/dispose")
     until(lambda: project.state(page) == "waiting")
 
@@ -474,7 +480,7 @@ def test_killed_after_the_delivery_it_does_not_deliver_twice(
     mortal.opencode.start()
     mortal("GET", "/session")
     page = mortal.page("once")
-    until(lambda: mortal.state(page) == "leased")
+    mortal.until_held(page)
     mortal.relay.stop(signal.SIGKILL)  # so that nothing can be acknowledged
     session = mortal.session()
     until(lambda: mortal.texts(session))
@@ -496,10 +502,11 @@ def test_a_relay_that_starts_again_is_found(mortal: Project, start_relay: Callab
     mortal.relay.stop(signal.SIGKILL)
     until(lambda: "no answer from the relay" in mortal.opencode.logged())
     restart_relay(mortal, start_relay)
+    until(lambda: "the relay answers again" in mortal.opencode.logged())
     mortal.until_acknowledged(mortal.page("after"))
     assert len(mortal.texts(session)) == 2
-    assert mortal.opencode.logged().count("no answer from the relay") == 1
-    assert mortal.opencode.logged().count("the relay answers again") == 1
+    for line in ("no answer from the relay", "the relay answers again"):
+        assert mortal.opencode.logged().count(line) == 1
 
 
 def test_the_session_that_is_named_gets_the_pages_even_if_another_was_used_later(mortal: Project) -> None:
