@@ -380,7 +380,8 @@ async function server({ client, directory }) {
     async target() {
       const used = (one) => sessions.active.get(one.id) ?? 0
       const [found] = (await candidates()).sort((a, b) => used(b) - used(a) || b.time.updated - a.time.updated)
-      return found && !sessions.waits(found.id) ? found : undefined
+      // After an /undo a message would take away for good what was undone, before anybody could /redo it.
+      return found && !found.revert && !sessions.waits(found.id) ? found : undefined
     },
     async send({ id, agent, model }, text, ids, marks) {
       const arrived = new Promise((resolve) => arrivals.set(marks.message, resolve))

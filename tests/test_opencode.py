@@ -415,6 +415,20 @@ def test_a_page_waits_until_a_permission_is_given_or_denied(project: Project, mo
     assert paged["info"]["time"]["created"] >= answered
 
 
+def test_a_page_waits_until_what_was_undone_is_redone_or_given_up(project: Project) -> None:
+    session = project.session()
+    project.say(session, "do it")
+    until(lambda: project.texts(session, "assistant"))
+    project.until_idle(session)
+    (first, _) = project("GET", f"/session/{session}/message")
+    project("POST", f"/session/{session}/revert", {"messageID": first["info"]["id"]})
+    page = project.page("not now")
+    project.until_held(page)
+    project("POST", f"/session/{session}/unrevert")
+    project.until_acknowledged(page)
+    assert project.texts(session)[0] == "do it"
+
+
 def test_a_probe_is_answered_when_its_page_is_in_the_session(project: Project) -> None:
     project.session()
     doctor = new_key()
