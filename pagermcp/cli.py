@@ -41,7 +41,7 @@ class _Group(click.Group):
 
 
 def _client_commands() -> dict[str, click.Command]:
-    from pagermcp.client.commands import COMMANDS
+    from pagermcp.client.agents import COMMANDS
 
     return COMMANDS
 
@@ -57,7 +57,8 @@ def _client_commands() -> dict[str, click.Command]:
 def main(context: click.Context) -> None:
     """A pager and relay: anything that can POST pages a mailbox, and whoever waits there wakes at once.
 
-    Without a command it does what MODE says: server (the default) is serve, client makes .pager_session and is listen.
+    Without a command it does what MODE says: server (the default) is serve, client is mcp, with
+    a mailbox for this folder.
 
     \b
     pagermcp serve                       # on the relay's machine
@@ -72,9 +73,7 @@ def main(context: click.Context) -> None:
         if mode == "server":
             _serve({})
         elif mode == "client":
-            from pagermcp.client.commands import as_client
-
-            as_client()
+            _client_commands()["mcp"].main(["--make-mailbox"], "pagermcp")
         else:
             raise _WrongSetting(f"MODE={mode!r}: must be server or client")
 

@@ -275,16 +275,6 @@ def test_what_does_not_pass_by_itself_ends_it(client: Client) -> None:
     assert "read with the mailbox's key" in client("listen", code=4).stderr
 
 
-def test_mode_client_makes_a_session_and_listens(relay: Relay, client: Client) -> None:
-    (client.folder / ".pager_session").unlink()
-    with client.start(environment={"MODE": "client"}) as process:
-        until((client.folder / ".pager_session").exists)
-        key = (client.folder / ".pager_session").read_text().strip()
-        relay.notify(key, "hi")
-        assert json.loads(process.stdout.readline())["payload"] == {"message": "hi"}
-        assert stop(process) == ""
-
-
 def test_a_command_that_does_not_want_to_end_is_killed_at_the_third_signal(
     relay: Relay, client: Client, listen: Callable[..., Any]
 ) -> None:

@@ -37,7 +37,7 @@ _BESIDE_SECONDS = 5.0  # for how long a command that sends a page also sends wha
 
 def fail(why: object, code: int) -> NoReturn:
     """Say why in one line on standard error, and exit."""
-    _note(str(why))
+    note(str(why))
     sys.exit(code)
 
 
@@ -48,7 +48,7 @@ def exit_code_of(error: Exception) -> int:
     return UNREACHABLE if isinstance(error, Unreachable | NotARelay) else OTHER
 
 
-class _Command(click.Command):
+class Command(click.Command):
     """A command whose failures are exit codes."""
 
     def invoke(self, context: click.Context) -> Any:
@@ -111,11 +111,11 @@ def _text(argument: str) -> str:
 COMMANDS: dict[str, click.Command] = {}
 
 
-def _command(*shared: click.Parameter, **settings: Any) -> Callable[[Callable[..., None]], click.Command]:
+def command(*shared: click.Parameter, **settings: Any) -> Callable[[Callable[..., None]], click.Command]:
     """A command of the client, with these parameters behind its own."""
 
     def register(function: Callable[..., None]) -> click.Command:
-        command = click.command(cls=_Command, **settings)(function)
+        command = click.command(cls=Command, **settings)(function)
         command.params += shared
         COMMANDS[str(command.name)] = command
         return command
@@ -123,7 +123,7 @@ def _command(*shared: click.Parameter, **settings: Any) -> Callable[[Callable[..
     return register
 
 
-_url = click.Option(["--url"], metavar="URL", help="The relay.  [PAGER_URL; http://127.0.0.1:8080]")
+url_option = click.Option(["--url"], metavar="URL", help="The relay.  [PAGER_URL; http://127.0.0.1:8080]")
 _json = click.Option(["--json", "as_json"], is_flag=True, help="For a program: a line of JSON for each.")
 _to = click.Option(["--to"], metavar="NUMBER", type=_number, help="Number of the mailbox.  [this folder's]")
 _outbox = click.Option(["--outbox/--no-outbox"], default=True, help="Keep a page that no relay takes now.  [outbox]")
@@ -139,10 +139,10 @@ _fields = click.Option(
 )
 _expect = click.Option(["--expect"], metavar="TIME", type=_time(), help="Page an alarm if it has not ended by then.")
 _ids = click.Argument(["ids"], metavar="ID...", nargs=-1, required=True)
-_REPORT = (_job_id, _project, _fields, _to, _expect, _outbox, _url)
+_REPORT = (_job_id, _project, _fields, _to, _expect, _outbox, url_option)
 
 
-@_command(short_help="Print the number by which others page this folder.")
+@command(short_help="Print the number by which others page this folder.")
 @click.option("--key", is_flag=True, help="Print the key, with which the mailbox can be read.")
 def number(key: bool) -> None:
     """Print this folder's number, by which others page it. Its key is made when there is none, in .pager_session.
@@ -151,13 +151,13 @@ def number(key: bool) -> None:
     pagermcp number
     mv page.json spool/new/$(pagermcp number)/
     """
-    made = make_session(session_file(), _note)
+    made = make_session(session_file(), note)
     if key and address.is_number(made):
         fail(f"{session_file()} holds a number, and its key is elsewhere", WRONG_CALL)
     show.put(f"{made if key else address.number_of(made)}\n".encode())
 
 
-@_command(_job_id, _project, _fields, _to, _outbox, _url)
+@command(_job_id, _project, _fields, _to, _outbox, url_option)
 @click.argument("message", required=False)
 @click.option("--json", "as_json", is_flag=True, help="The message is a JSON object, and so is what is printed.")
 @click.option("--status", metavar="TEXT", type=_text, help="status of the page, such as success, failed, question.")
@@ -208,7 +208,7 @@ def send(
     page = Outgoing(relay.url, relay.number, payload, idempotency_key or str(uuid.uuid4()), time.time(), **options)
     box = Outbox() if outbox else None
     try:
-        sent = box.send(box.keep(page, _note), page, _note) if box else page.deliver()
+        sent = box.send(box.keep(page, note), page, note) if box else page.deliver()
     except Kept as why:
         _say_kept(why)
         if as_json:
@@ -221,7 +221,7 @@ def send(
     elif sent.id:
         show.put(f"{show.in_one_line(sent.id)}\n".encode())
     if to and sent.id and not sent.last_read:
-        _note("nobody has ever read that mailbox; is the number right?")
+        note("nobody has ever read that mailbox; is the number right?")
     elif sent.waiters:
         _remark(f"sent to {sent.number}: its reader is waiting")
     else:
@@ -230,7 +230,7 @@ def send(
         _flush_others(relay.url)
 
 
-@_command(*_REPORT, short_help="Run a command, page when it ends.", context_settings={"allow_interspersed_args": False})
+@command(*_REPORT, short_help="Run a command, page when it ends.", context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--message", metavar="TEXT", type=_text, help="What the page says; otherwise how the command ended.")
 @click.option("--tail", metavar="N", type=click.IntRange(0), default=10, help="Send the last N lines of output (10).")
@@ -249,7 +249,7 @@ def run(
     try:
         report = Report(job_id or "run", **options)
     except (NoSession, BadCall, address.InvalidAddress) as error:
-        _note(f"nobody will be paged: {error}")  # which is no reason not to make the backup
+        note(f"nobody will be paged: {error}")  # which is no reason not to make the backup
 
     def keep(ended: runner.Ended) -> None:
         took = "" if ended.error else f" after {in_words(round(ended.seconds, 1))}"
@@ -270,15 +270,15 @@ def run(
         if report:
             _send(report)
         if ended.error:
-            _note(f"{command[0]}: {ended.error}")
+            note(f"{command[0]}: {ended.error}")
         if ended.lost:
-            _note(f"the output could not be written: {ended.lost}")
+            note(f"the output could not be written: {ended.lost}")
     if ended.interrupted:
         os.kill(os.getpid(), signal.SIGINT)  # as the command did: that is how a shell knows that a loop is to end
     sys.exit(ended.exit_code)
 
 
-@_command(*_REPORT, short_help="Page when a process ends.")
+@command(*_REPORT, short_help="Page when a process ends.")
 @click.argument("pid", type=click.IntRange(1, (1 << 31) - 1))
 @click.option("--message", metavar="TEXT", type=_text, help="What the page says; otherwise that it has ended.")
 def pid(pid: int, message: str | None, job_id: str | None, **options: Any) -> None:
@@ -300,7 +300,7 @@ def pid(pid: int, message: str | None, job_id: str | None, **options: Any) -> No
         sys.exit(exit_code_of(error))
 
 
-@_command(_url)
+@command(url_option)
 @click.option("--timeout", metavar="TIME", type=_time(0), help="How long to wait; 0: don't.  [for ever]")
 @click.option("--max", "most", metavar="N", type=click.IntRange(1, 100), default=1, help="Up to N pages at once (1).")
 @click.option("--lease", metavar="TIME", type=_time(1, 43200), default="60", help="How long they are yours (60 s).")
@@ -337,7 +337,7 @@ def wait(timeout: float | None, most: int, lease: float, ack: bool, max_age: flo
     contact()
 
 
-@_command(_url, short_help="Handle pages as they come.")
+@command(url_option, short_help="Handle pages as they come.")
 @click.option("--exec", "command", metavar="COMMAND", help="A shell command that handles each page, from its input.")
 @click.option("--jobs", metavar="N", type=click.IntRange(1, 64), default=1, help="Handle up to N pages at once (1).")
 @click.option(
@@ -365,18 +365,18 @@ def listen(command: str | None, jobs: int, lease: float, url: str | None) -> Non
     if command is not None and not command.strip():
         raise click.UsageError("--exec has no command")
     relay = Relay(url=url)
-    _note(f"listening for pages to {relay.number}")
+    note(f"listening for pages to {relay.number}")
     contact = functools.partial(_flush_others, relay.url)
     commands = Commands(command) if command else None
     try:
         handle, hurry = (commands.handle, commands.end) if commands else (_print, None)
-        Listener(relay, handle, _note, contact, jobs=jobs, lease=lease).run(hurry)
+        Listener(relay, handle, note, contact, jobs=jobs, lease=lease).run(hurry)
     except CannotRun as error:
         fail(error, OTHER)
     os._exit(0)  # at once, so that the relay does not hand a page to the wait that is still open
 
 
-@_command(_json, _url, short_help="Pages that wait, are leased, or are to come.")
+@command(_json, url_option, short_help="Pages that wait, are leased, or are to come.")
 def inbox(as_json: bool, url: str | None) -> None:
     """Look at the pages that wait, are leased, or are to come. Takes none.
 
@@ -389,7 +389,7 @@ def inbox(as_json: bool, url: str | None) -> None:
     _list(pages, as_json, "no pages")
 
 
-@_command(_json, _url, short_help="Pages that are done with.")
+@command(_json, url_option, short_help="Pages that are done with.")
 @click.option("--limit", metavar="N", type=click.IntRange(1, 1000), default=20, help="The last N pages (20).")
 def archive(limit: int, as_json: bool, url: str | None) -> None:
     """Look at the last pages that were read, came too late, were replaced, or are dead.
@@ -403,7 +403,7 @@ def archive(limit: int, as_json: bool, url: str | None) -> None:
     _list(sorted(pages, key=lambda page: page.id)[-limit:], as_json, "the archive is empty")
 
 
-@_command(_json, _url, name="show")
+@command(_json, url_option, name="show")
 @click.argument("id")
 def show_page(id: str, as_json: bool, url: str | None) -> None:
     """Show one page, wherever it is.
@@ -423,7 +423,7 @@ def show_page(id: str, as_json: bool, url: str | None) -> None:
     fail(f"page {id} is on the move; try again", _REFUSED[404])
 
 
-@_command(_ids, _url, short_help="Acknowledge leased pages.")
+@command(_ids, url_option, short_help="Acknowledge leased pages.")
 def ack(ids: tuple[str, ...], url: str | None) -> None:
     """Acknowledge leased pages, by the handle that `wait` and `inbox` show.
 
@@ -433,7 +433,7 @@ def ack(ids: tuple[str, ...], url: str | None) -> None:
     Relay(url=url).ack(*ids)
 
 
-@_command(_ids, _url, short_help="Let archived or dead pages wait again.")
+@command(_ids, url_option, short_help="Let archived or dead pages wait again.")
 def replay(ids: tuple[str, ...], url: str | None) -> None:
     """Let copies of archived or dead pages wait again. Prints their new ids.
 
@@ -447,7 +447,7 @@ def replay(ids: tuple[str, ...], url: str | None) -> None:
         raise
 
 
-@_command(_to, _json, _url, short_help="Where a page is.")
+@command(_to, _json, url_option, short_help="Where a page is.")
 @click.argument("id")
 def receipt(id: str, to: str | None, as_json: bool, url: str | None) -> None:
     """Say where a page is: in this folder's mailbox, or with --to in another.
@@ -460,7 +460,7 @@ def receipt(id: str, to: str | None, as_json: bool, url: str | None) -> None:
     show.put_json(found) if as_json else show.put_lines(show.fields(found))
 
 
-@_command(_json, short_help="Pages that no relay could take yet.")
+@command(_json, short_help="Pages that no relay could take yet.")
 @click.argument("what", type=click.Choice(["list", "flush"]), default="list")
 def outbox(what: str, as_json: bool) -> None:
     """List the pages that no relay could take yet, or send them now.
@@ -493,22 +493,13 @@ def outbox(what: str, as_json: bool) -> None:
         fail(flushed.trouble, exit_code_of(flushed.trouble))
 
 
-def as_client() -> None:
-    """What a bare `pagermcp` does with MODE=client."""
-    try:
-        make_session(session_file(), _note)
-    except NoSession as error:
-        fail(error, WRONG_CALL)
-    COMMANDS["listen"].main([], "pagermcp")
-
-
 def _list_outbox(box: Outbox, waiting: list[str], as_json: bool) -> None:
     rows = []
     for path, why in [*((path, "") for path in waiting), *box.set_aside().items()]:
         try:
             page = box.read(path)
         except (OSError, ValueError) as error:
-            _note(str(error))
+            note(str(error))
             continue
         payload = page.payload if isinstance(page.payload, dict) else {"message": page.payload}
         if as_json:
@@ -522,7 +513,7 @@ def _list_outbox(box: Outbox, waiting: list[str], as_json: bool) -> None:
         show.put_lines(show.table(titles, rows) if rows else ["the outbox is empty"])
 
 
-@_command(_json, _url, short_help="Test the way from a sender to here.")
+@command(_json, url_option, short_help="Test the way from a sender to here.")
 @click.option(
     "--wait", "seconds", metavar="TIME", type=_time(0, 240), default="70", help="How long a wait to test (70 s)."
 )
@@ -563,31 +554,31 @@ def _remark(text: str) -> None:
         click.echo(text, err=True)
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
     """Say something to people, on standard error. That nobody reads it is no reason to fail."""
     with contextlib.suppress(OSError):
         click.echo(f"pagermcp: {show.in_one_line(text)}", err=True)
 
 
 def _say_kept(why: Kept) -> None:
-    _note(f"not sent yet: {why}. It is kept, and goes with the next page, or by: pagermcp outbox flush")
+    note(f"not sent yet: {why}. It is kept, and goes with the next page, or by: pagermcp outbox flush")
 
 
 def _send(report: Report) -> Exception | None:
     """Send the report of something that has ended, and say what went wrong; why it is neither sent nor kept."""
     try:
-        report.send(_note)
+        report.send(note)
     except Kept as why:
         _say_kept(why)
     except (RelayError, BadCall, OSError) as error:
-        _note(f"not sent: {error}")
+        note(f"not sent: {error}")
         return error
     else:
         if report.outbox:
             _flush_others(report.url)
     finally:
         if report.trouble:
-            _note(report.trouble)
+            note(report.trouble)
     return None
 
 
@@ -597,7 +588,7 @@ def _flush_others(url: str) -> None:
         flushed = Outbox().flush(url=url, seconds=_BESIDE_SECONDS)
         if flushed.sent or flushed.refused:
             trouble = f"; {flushed.trouble}" if flushed.trouble else ""
-            _note(f"from the outbox: {flushed}{trouble}")
+            note(f"from the outbox: {flushed}{trouble}")
 
 
 def _print(page: Page) -> None:
@@ -636,7 +627,7 @@ def _message(message: str | None, needed: bool) -> str | None:
         return None
     try:
         if not select.select([0], [], [], _QUIET_SECONDS)[0]:
-            _note('the message is read from standard input, where nothing comes; give MESSAGE, or "" for none')
+            note('the message is read from standard input, where nothing comes; give MESSAGE, or "" for none')
         with open(0, "rb", closefd=False) as standard_input:
             text = standard_input.read().decode(errors="replace")
     except OSError as error:

@@ -4,11 +4,11 @@ else. plugins/pager.js does the same, and tests/fence.json holds both to it."""
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pagermcp.client.relay import Page
-from pagermcp.client.show import job, json_text
+from pagermcp.client.show import job, json_text, state
 from pagermcp.durations import in_words
 
 PREFIX = "Pagerbericht ontvangen:"  # the seed's
@@ -40,12 +40,26 @@ def fenced(pages: Sequence[Page], prefix: str = PREFIX, most_bytes: int = MOST_B
     nonce: for a test; otherwise it is chance, so that no sender can write the line that ends the fence."""
     nonce = nonce or secrets.token_hex(8)
     if len(pages) <= MOST_WHOLE:
-        return "\n\n".join(_block(f"{prefix} {_about(page)}", _cut(page, most_bytes), nonce) for page in pages)
+        return "\n\n".join(block(f"{prefix} {_about(page)}", _cut(page, most_bytes), nonce) for page in pages)
     lines = [_shortened(inert(_brief(page)), _MOST_DIGEST_LINE) for page in pages[:_MOST_DIGEST_LINES]]
     if len(pages) > _MOST_DIGEST_LINES:
         ids = ", ".join(page.id for page in pages[_MOST_DIGEST_LINES:])
         lines.append(f"and {ids}")
-    return _block(f"{prefix} {len(pages)} pages, in short; a whole one: pagermcp show ID", lines, nonce)
+    return block(f"{prefix} {len(pages)} pages, in short; a whole one: pagermcp show ID", lines, nonce)
+
+
+def listed(pages: Sequence[Page]) -> str:
+    """What there is, with a line for each page, its handle and where it is."""
+    lines = [
+        _shortened(inert(_brief(page, handle=page.handle, state=state(page))), _MOST_DIGEST_LINE) for page in pages
+    ]
+    return block(f"pages: {len(pages)}; all of one: pagermcp show ID", lines)
+
+
+def block(head: str, lines: Iterable[str], nonce: str = "") -> str:
+    """Lines of others behind a line of ours. They must be inert, as `inert` makes them."""
+    nonce = nonce or secrets.token_hex(8)
+    return "\n".join([head, f"--- {nonce} begins. {_INFORMS}", *lines, f"--- {nonce} ends"])
 
 
 def line(page: Page) -> str:
@@ -58,10 +72,6 @@ def line(page: Page) -> str:
 def inert(value: object) -> str:
     """A value as one line of JSON, in which every control character and the start of every tag is an escape."""
     return _TAG.sub(r"\\u003c", json_text(value))
-
-
-def _block(head: str, lines: Sequence[str], nonce: str) -> str:
-    return "\n".join([head, f"--- {nonce} begins. {_INFORMS}", *lines, f"--- {nonce} ends"])
 
 
 def _about(page: Page) -> str:
@@ -80,8 +90,9 @@ def _cut(page: Page, most: int) -> list[str]:
     return [f"{start}…", f"the first {most} of {len(raw)} bytes; all: pagermcp show {page.id}"]
 
 
-def _brief(page: Page) -> dict[str, Any]:
-    about: dict[str, Any] = {"id": page.id, "age": in_words(page.age_seconds)} | ({"stale": True} if page.stale else {})
+def _brief(page: Page, **more: str) -> dict[str, Any]:
+    about: dict[str, Any] = {"id": page.id, **more, "age": in_words(page.age_seconds)}
+    about |= {"stale": True} if page.stale else {}
     said = {"JOB_ID": job(page), "status": page.payload.get("status"), "message": page.payload.get("message")}
     return about | {name: _short_text(value) for name, value in said.items() if value is not None}
 

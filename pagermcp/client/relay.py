@@ -27,6 +27,7 @@ _TRY_SECONDS = 6.0  # after so long there is no further try
 _CHUNK = 65536
 _MOST_ANSWER_BYTES = 1 << 28  # a thousand pages of some size
 _POLL_SECONDS = 50.0  # below what proxies cut, and the relay answers by itself
+_WATCHED_POLL_SECONDS = 10.0
 _LONGEST_PAUSE_SECONDS = 10.0
 _LATE_SECONDS = 15.0  # an answer that is so late does not come
 _CUT_SECONDS = 5.0  # what was connected for longer was cut, and not refused
@@ -145,9 +146,16 @@ class Relay:
 
     Without them: what `relay_url` says, and what is in the session file (NoSession is raised by the first call that
     needs it). Calls may be made from several threads. All raise Unreachable, NotARelay, Refused, BadCall and
-    InvalidAddress; a call that can't double a page is tried `tries` times."""
+    InvalidAddress; a call that can't double a page is tried `tries` times. patience: seconds for each answer."""
 
-    def __init__(self, address: str | uuid.UUID | None = None, url: str | None = None, *, tries: int = 3) -> None:
+    def __init__(
+        self,
+        address: str | uuid.UUID | None = None,
+        url: str | None = None,
+        *,
+        tries: int = 3,
+        patience: float = _ANSWER_SECONDS,
+    ) -> None:
         self.url = (url or relay_url()).rstrip("/")
         try:
             parts = urlsplit(self.url)
@@ -161,6 +169,7 @@ class Relay:
             raise BadCall(f"{self.url!r} is no URL of a relay, as in http://127.0.0.1:8080")
         self._address = address
         self._tries = tries
+        self._patience = patience
         self._http = requests.Session()
         self._http.trust_env = parts.hostname not in _LOCAL  # a proxy can't know what this machine calls localhost
         self._http.auth = lambda request: request  # or else requests shows what it finds in ~/.netrc
@@ -216,7 +225,7 @@ class Relay:
             raise BadCall("the text has half of a surrogate pair, which is no character") from None
         # the number will do, so who sends does not show the key
         number = uuid.UUID(address.number_of(address.parse(to) if to else self.address))
-        answer = self._call("POST", "/notify", "accepted", number, data=body, headers=headers)
+        answer = self.call("POST", "/notify", "accepted", number, data=body, headers=headers)
         return Sent(
             id=answer.get("id"),
             number=str(number),
@@ -237,6 +246,7 @@ class Relay:
         ack: Iterable[Page | str] | Page | str = (),
         on_trouble: Callable[[RelayError, float], None] | None = None,
         on_contact: Callable[[], None] = lambda: None,
+        given_up: Callable[[], bool] | None = None,
     ) -> list[Page]:
         """Up to `max` pages, as soon as there is one; none after `timeout` seconds (None: never).
 
@@ -244,11 +254,11 @@ class Relay:
         has written them. max_age: older pages go to the archive unread. ack: acknowledged first.
         on_trouble: called with each error after which it is tried again, and with the seconds until then; without it an
         error before the first answer is raised, and what is lost later is connected again. on_contact: called when the
-        relay answers again after trouble, unless it is with pages."""
+        relay answers again after trouble, unless it is with pages. given_up: asked every ten seconds whether to end."""
         until = math.inf if timeout is None else time.monotonic() + timeout
         query: dict[str, Any] = {"max": max, "lease": lease, "max_age_seconds": max_age}
         query["ack"] = ",".join(map(_handle, [ack] if isinstance(ack, str | Page) else ack)) or None
-        failures, poll = 0, _POLL_SECONDS
+        failures, poll = 0, (longest := _WATCHED_POLL_SECONDS if given_up else _POLL_SECONDS)
         patient = met = on_trouble is not None
         while True:
             left = min(poll, until - time.monotonic()) if met else 0.0  # only a look, to know that there is a relay
@@ -259,11 +269,13 @@ class Relay:
                 pages = self._pages("/wait", read=left + _LATE_SECONDS, tries=1, params=query)
             except RelayError as error:
                 now = time.monotonic()
+                if given_up and given_up():
+                    return []
                 if not patient or not error.for_now or now >= until:
                     raise
                 was_cut = now - began > _CUT_SECONDS and (getattr(error, "cut", False) or isinstance(error, NotARelay))
                 if was_cut:  # something between us and the relay cuts, so ask for less at a time
-                    poll, failures = min(_POLL_SECONDS, 0.8 * (now - began) + 1), 0
+                    poll, failures = min(longest, 0.8 * (now - began) + 1), 0
                 pause = min(backoff(failures, error.retry_after), until - now)
                 if on_trouble and not was_cut:
                     on_trouble(error, pause)
@@ -271,10 +283,10 @@ class Relay:
                 failures, met = failures + 1, False
                 continue
             if met:
-                poll = min(_POLL_SECONDS, 2 * poll)
+                poll = min(longest, 2 * poll)
             elif patient and not pages:
                 on_contact()
-            if pages or time.monotonic() >= until:
+            if pages or time.monotonic() >= until or (given_up and given_up()):
                 return pages
             query["ack"], failures, patient, met = None, 0, True, True
 
@@ -312,7 +324,7 @@ class Relay:
 
     def receipt(self, page: Page | str) -> dict[str, Any]:
         """Where a page is, as docs/protocol.md lists it for `GET /receipts`; its sender may ask with the number."""
-        return self._call("GET", f"/receipts/{_handle(page)}", "state", self.address)
+        return self.call("GET", f"/receipts/{_handle(page)}", "state", self.address)
 
     def proxy(self) -> str | None:
         """The proxy by which this relay is called, without its password."""
@@ -322,11 +334,11 @@ class Relay:
 
     def version(self) -> str:
         """The relay's version."""
-        return str(self._call("GET", "/version", "version", None)["version"])
+        return str(self.call("GET", "/version", "version", None)["version"])
 
     def health(self) -> dict[str, Any]:
         """How the relay is, as docs/protocol.md lists it for `GET /healthz`."""
-        return self._call("GET", "/healthz", "status", None)
+        return self.call("GET", "/healthz", "status", None)
 
     def request(
         self,
@@ -345,7 +357,7 @@ class Relay:
                 method,
                 self.url + path,
                 headers={**(headers or {}), **shown},
-                timeout=(_CONNECT_SECONDS, read),
+                timeout=(min(_CONNECT_SECONDS, self._patience), read),
                 allow_redirects=False,
                 **options,
             )
@@ -358,7 +370,7 @@ class Relay:
 
     def _pages(self, path: str, **options: Any) -> list[Page]:
         try:
-            return [Page.read(page) for page in self._call("GET", path, "pages", self.address, **options)["pages"]]
+            return [Page.read(page) for page in self.call("GET", path, "pages", self.address, **options)["pages"]]
         except (KeyError, TypeError, AttributeError):
             raise NotARelay(f"{self.url} answers with pages that are none", 200) from None
 
@@ -366,25 +378,26 @@ class Relay:
         self, path: str, expects: str, pages: Iterable[Page | str], tries: int | None = None, **more: float
     ) -> dict[str, Any]:
         ids = [_handle(page) for page in pages]
-        return self._call("POST", path, expects, self.address, tries=tries, json={"ids": ids, **more})
+        return self.call("POST", path, expects, self.address, tries=tries, json={"ids": ids, **more})
 
-    def _call(
+    def call(
         self,
         method: str,
         path: str,
         expects: str,
         caller: uuid.UUID | None,
         *,
-        read: float = _ANSWER_SECONDS,
+        read: float | None = None,
         tries: int | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        """One call, with its tries. expects: what its answer has; caller: whose address is shown."""
+        """One call by its path, with its tries. expects: what its answer has; caller: whose address is shown; read:
+        seconds to wait for the answer; options: as requests has them."""
         began = time.monotonic()
         tries = tries or self._tries
         for failures in range(tries):
             try:
-                return self._try(method, path, expects, caller, read, options)
+                return self._try(method, path, expects, caller, read or self._patience, options)
             except RelayError as error:
                 if not error.for_now or failures + 1 == tries or time.monotonic() - began > _TRY_SECONDS:
                     raise
