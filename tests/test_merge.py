@@ -1,0 +1,169 @@
+"""Changes to other programs' configuration, as text."""
+
+import json
+import re
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagermcp.client.merge import NotMergeable, add, drop, put, put_block, take, take_block
+
+OURS = {"hooks": [{"type": "command", "command": "pagermcp hook stop"}]}
+WITH_COMMENTS = """{
+  // mine
+  "$schema": "x", /* c */
+  "mcp": {
+    "other": {"type": "local"} // note
+  },
+  "list": [1, 2], // end
+}
+"""
+
+
+def is_ours(value: Any) -> bool:
+    return "pagermcp hook" in json.dumps(value)
+
+
+def without_comments(text: str) -> Any:
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text)
+    return json.loads(re.sub(r",(\s*[}\]])", r"\1", text))
+
+
+def test_a_member_goes_in_beside_the_others_and_leaves_comments_where_they_are() -> None:
+    text = put(WITH_COMMENTS, ["mcp", "pager"], {"command": ["pagermcp", "mcp"]})
+    assert without_comments(text)["mcp"] == {"other": {"type": "local"}, "pager": {"command": ["pagermcp", "mcp"]}}
+    assert '"other": {"type": "local"}, // note\n    "pager": {\n      "command": [\n' in text
+    assert put(text, ["mcp", "pager"], {"command": ["pagermcp", "mcp"]}) == text
+    assert drop(text, ["mcp", "pager"]) == WITH_COMMENTS
+
+
+def test_after_a_trailing_comma_what_goes_in_has_one_too() -> None:
+    text = put(WITH_COMMENTS, ["new", "deep"], 1)
+    assert '"list": [1, 2], // end\n  "new": {\n    "deep": 1\n  },\n}' in text
+    assert drop(text, ["new", "deep"]) == WITH_COMMENTS
+
+
+def test_a_member_that_is_there_is_changed_in_its_place() -> None:
+    text = put(WITH_COMMENTS, ["mcp", "other"], {"type": "remote"})
+    assert text == WITH_COMMENTS.replace('{"type": "local"}', '{\n      "type": "remote"\n    }')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "{\n}\n",
+        '{"a":1}',
+        '{"hooks":{"Stop":[{"x":1}]}}',
+        '{"hooks":{"Stop":[{"x":1},]},}',
+        '{\n  "hooks": {\n    "Stop": [\n      {"x": 1}, // one\n      {"y": 2} // two\n    ]\n  }\n}\n',
+        '{\n\t"a": 1, // "{,"\n\t"hooks": {"Start": []}\n}',
+        '[1, "not an object"]',
+    ],
+)
+def test_an_element_goes_in_once_and_out_again(text: str) -> None:
+    if text.startswith("["):
+        with pytest.raises(NotMergeable, match="all of it is not an object"):
+            add(text, ["hooks", "Stop"], OURS, is_ours)
+        return
+    there = without_comments(text).get("hooks", {}).get("Stop", [])
+    once = add(text, ["hooks", "Stop"], OURS, is_ours)
+    assert without_comments(once)["hooks"]["Stop"] == [*there, OURS]
+    assert add(once, ["hooks", "Stop"], OURS, is_ours) == once
+    newer = {**OURS, "timeout": 5}
+    assert without_comments(add(once, ["hooks", "Stop"], newer, is_ours))["hooks"]["Stop"] == [*there, newer]
+    assert without_comments(take(once, ["hooks", "Stop"], is_ours)) == without_comments(text)
+    for comment in re.findall("// [a-z]+", text):
+        assert comment in take(once, ["hooks", "Stop"], is_ours)
+
+
+def test_what_is_empty_becomes_an_object() -> None:
+    assert json.loads(put("", ["a"], 1)) == {"a": 1}
+    assert json.loads(add("\n", ["a"], OURS, is_ours)) == {"a": [OURS]}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"a": }', "it is not JSON: line 1, column 7"),
+        ('{"a": 1', "it is not JSON"),
+        ('{"a": 1} x', "more after the end"),
+        ('{\n"a" 1}', "line 2, column 5"),
+        ("{1: 2}", "it is not JSON"),
+        ('{"a": [1 2]}', "it is not JSON"),
+        ('{"mcp": []}', "mcp is not an object"),
+        ('{"mcp": "x"}', "mcp is not an object"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": "\n"}', "it is not JSON"),
+        ("{/* ", "it is not JSON"),
+    ],
+)
+def test_what_is_no_such_file_is_left_alone(text: str, says: str) -> None:
+    with pytest.raises(NotMergeable, match=re.escape(says)):
+        put(text, ["mcp", "pager"], 1)
+
+
+NAMES = st.sampled_from(["a", "b", "mcp", 'q"\\', "ü"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    before=st.dictionaries(NAMES, VALUES, max_size=4),
+    path=st.lists(NAMES, min_size=1, max_size=3),
+    value=VALUES,
+    indent=st.sampled_from([None, 2, "\t"]),
+)
+def test_any_object_keeps_all_else(before: dict[str, Any], path: list[str], value: Any, indent: Any) -> None:
+    text = json.dumps(before, indent=indent)
+    expected = json.loads(text)
+    place = expected
+    for name in path[:-1]:
+        place = place.setdefault(name, {})
+        if not isinstance(place, dict):
+            with pytest.raises(NotMergeable):
+                put(text, path, value)
+            return
+    was_there = path[-1] in place
+    place[path[-1]] = value
+    after = put(text, path, value)
+    assert json.loads(after) == expected
+    assert put(after, path, value) == after
+    if not was_there:
+        assert path[-1] not in str_keys(json.loads(drop(after, path)), path[:-1])
+
+
+def str_keys(value: Any, path: list[str]) -> list[str]:
+    for name in path:
+        value = value.get(name, {})
+    return list(value)
+
+
+def test_a_block_goes_to_the_end_of_toml_once_and_out_again() -> None:
+    mine = 'model = "x" # mine\n[mcp_servers.other]\ncommand = "o"'
+    lines = '[mcp_servers.pager]\ncommand = "pagermcp"\n'
+    text = put_block(mine, lines)
+    assert tomllib.loads(text)["mcp_servers"] == {"other": {"command": "o"}, "pager": {"command": "pagermcp"}}
+    assert text.startswith(mine + "\n")
+    assert put_block(text, lines) == text
+    assert put_block(text, lines + "x = 1\n").count("[mcp_servers.pager]") == 1
+    assert take_block(text) == mine + "\n"
+    assert take_block(mine) == mine
+
+
+def test_what_stands_behind_the_block_stays() -> None:
+    text = put_block("", "a = 1\n") + "[later]\nb = 2\n"
+    assert put_block(text, "a = 1\n") == text
+    assert tomllib.loads(take_block(text)) == {"later": {"b": 2}}
+
+
+@pytest.mark.parametrize("text", ["x = ", '[mcp_servers.pager]\ncommand = "mine"\n', "mcp_servers = 1"])
+def test_toml_that_is_wrong_or_has_it_already_is_left_alone(text: str) -> None:
+    with pytest.raises(NotMergeable):
+        put_block(text, '[mcp_servers.pager]\ncommand = "pagermcp"\n')
