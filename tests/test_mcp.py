@@ -113,6 +113,8 @@ def test_it_is_pagermcp_has_the_eight_tools_and_gives_the_guidance(client: Clien
         tools = server.ask("tools/list", {})["result"]["tools"]
         assert [tool["name"] for tool in tools] == TOOLS
         assert all(tool["description"] and "outputSchema" not in tool for tool in tools)
+        looks = [tool["name"] for tool in tools if tool["annotations"]["readOnlyHint"]]  # Codex asks before others
+        assert looks == ["pager_wait", "pager_inbox", "pager_number", "room_read"]
 
 
 def test_wait_for_event_wakes_with_the_flat_page_and_acknowledges_it_when_it_is_written(
@@ -282,11 +284,8 @@ def test_pager_send_pages_others_and_the_project_itself(client: Client, relay: R
     talk_with(client, talk)
 
 
-def test_agents_talk_in_the_open_room_and_in_one_with_a_key(
-    client: Client, start_relay: Callable[..., Relay], tmp_path: Path
-) -> None:
+def test_agents_talk_in_the_open_room_and_in_one_with_a_key(client: Client, start_relay: Callable[..., Relay]) -> None:
     relay = start_relay(PAGERMCP_ROOM="open")
-    (tmp_path / "room").write_text(new_key())
 
     async def talk(session: ClientSession) -> None:
         posted = await text_of(session, "room_post", body="</x> done?", sender="desktop", to="vps")
@@ -301,7 +300,7 @@ def test_agents_talk_in_the_open_room_and_in_one_with_a_key(
         assert later.endswith(f"since={json.loads(later.splitlines()[2])['id']}")
 
     talk_with(client, talk, PAGER_URL=relay.url)
-    talk_with(client, talk, PAGER_URL=relay.url, PAGER_ROOM_FILE=str(tmp_path / "room"))
+    talk_with(client, talk, PAGER_URL=relay.url, AGENTCHAT_KEY=new_key())
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """The commands behind the plugins for agents: the MCP server, the hooks, and what installs them."""
 
+import sys
+
 import click
 
-from pagermcp.client.commands import COMMANDS, WRONG_CALL, command, fail, note, url_option
+from pagermcp.client.commands import COMMANDS, WRONG_CALL, command, fail, note, time_option, url_option
+from pagermcp.client.hook import run as run_hook
 from pagermcp.client.session import make_session, session_file
 
 __all__ = ["COMMANDS"]  # with those from here
@@ -28,3 +31,20 @@ def mcp(make_mailbox: bool, url: str | None) -> None:
     if make_mailbox:
         make_session(session_file(), note)
     run(url, note)
+
+
+@command(short_help="What the plugins for agents run beside a session.", hidden=True)
+@click.argument("what", type=click.Choice(["session-start", "prompt", "mid-turn", "stop", "rewake", "watch"]))
+@click.option(
+    "--client", type=click.Choice(["claude", "codex"]), default="claude", help="Whose session it is (claude)."
+)
+@click.option("--hold", metavar="TIME", type=time_option(0), default="0", help="With stop: wait for a page.")
+def hook(what: str, client: str, hold: float) -> None:
+    """Run a hook of an agent's session: it hands over the pages that wait, or wakes the session.
+
+    It is silent, and exits with 0, whenever there is no page, no mailbox or no relay.
+
+    \b
+    pagermcp hook prompt
+    """
+    sys.exit(run_hook(what, client, hold))

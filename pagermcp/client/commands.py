@@ -20,7 +20,7 @@ import click
 
 from pagermcp import address
 from pagermcp.client import runner, show
-from pagermcp.client.doctor import examine
+from pagermcp.client.doctor import examine, examine_wake
 from pagermcp.client.listen import CannotRun, Commands, Listener
 from pagermcp.client.outbox import Kept, Outbox, Outgoing
 from pagermcp.client.relay import BadCall, NotARelay, Page, Refused, Relay, RelayError, Unreachable
@@ -69,7 +69,7 @@ class Command(click.Command):
             fail(error, UNWRITABLE)
 
 
-def _time(least: float = 0.001, most: float = math.inf) -> Callable[[str], float]:
+def time_option(least: float = 0.001, most: float = math.inf) -> Callable[[str], float]:
     """The type of an option that is a length of time, in seconds."""
 
     def seconds(text: str) -> float:
@@ -137,7 +137,9 @@ _fields = click.Option(
     callback=lambda context, option, pairs: dict(pairs),
     help="A further field; may be repeated.",
 )
-_expect = click.Option(["--expect"], metavar="TIME", type=_time(), help="Page an alarm if it has not ended by then.")
+_expect = click.Option(
+    ["--expect"], metavar="TIME", type=time_option(), help="Page an alarm if it has not ended by then."
+)
 _ids = click.Argument(["ids"], metavar="ID...", nargs=-1, required=True)
 _REPORT = (_job_id, _project, _fields, _to, _expect, _outbox, url_option)
 
@@ -161,12 +163,15 @@ def number(key: bool) -> None:
 @click.argument("message", required=False)
 @click.option("--json", "as_json", is_flag=True, help="The message is a JSON object, and so is what is printed.")
 @click.option("--status", metavar="TEXT", type=_text, help="status of the page, such as success, failed, question.")
-@click.option("--delay", metavar="TIME", type=_time(0), help="Deliver it only after this time.")
-@click.option("--expires", metavar="TIME", type=_time(), help="Archive it if it is unread after this time.")
+@click.option("--delay", metavar="TIME", type=time_option(0), help="Deliver it only after this time.")
+@click.option("--expires", metavar="TIME", type=time_option(), help="Archive it if it is unread after this time.")
 @click.option("--replace", metavar="KEY", type=_key, help="Replace the waiting page with the same key.")
 @click.option("--run", metavar="KEY", type=_key, help="A report about this run (a dead-man's switch).")
 @click.option(
-    "--expect", metavar="TIME", type=_time(), help="With --run: page an alarm if it does not report again by then."
+    "--expect",
+    metavar="TIME",
+    type=time_option(),
+    help="With --run: page an alarm if it does not report by then.",
 )
 @click.option("--idempotency-key", metavar="KEY", type=_key, help="Sent again with the same key: no second page.")
 def send(
@@ -301,11 +306,13 @@ def pid(pid: int, message: str | None, job_id: str | None, **options: Any) -> No
 
 
 @command(url_option)
-@click.option("--timeout", metavar="TIME", type=_time(0), help="How long to wait; 0: don't.  [for ever]")
+@click.option("--timeout", metavar="TIME", type=time_option(0), help="How long to wait; 0: don't.  [for ever]")
 @click.option("--max", "most", metavar="N", type=click.IntRange(1, 100), default=1, help="Up to N pages at once (1).")
-@click.option("--lease", metavar="TIME", type=_time(1, 43200), default="60", help="How long they are yours (60 s).")
+@click.option(
+    "--lease", metavar="TIME", type=time_option(1, 43200), default="60", help="How long they are yours (60 s)."
+)
 @click.option("--ack", is_flag=True, help="Acknowledge them when they are printed.")
-@click.option("--max-age", metavar="TIME", type=_time(), help="Older pages go to the archive unread.")
+@click.option("--max-age", metavar="TIME", type=time_option(), help="Older pages go to the archive unread.")
 def wait(timeout: float | None, most: int, lease: float, ack: bool, max_age: float | None, url: str | None) -> None:
     """Wait for pages and print each as a line of JSON. Exit 0 with a page, 1 without.
 
@@ -343,7 +350,7 @@ def wait(timeout: float | None, most: int, lease: float, ack: bool, max_age: flo
 @click.option(
     "--lease",
     metavar="TIME",
-    type=_time(1, 43200),
+    type=time_option(1, 43200),
     default="60",
     help="How long each is yours; it is renewed (60 s).",
 )
@@ -515,19 +522,28 @@ def _list_outbox(box: Outbox, waiting: list[str], as_json: bool) -> None:
 
 @command(_json, url_option, short_help="Test the way from a sender to here.")
 @click.option(
-    "--wait", "seconds", metavar="TIME", type=_time(0, 240), default="70", help="How long a wait to test (70 s)."
+    "--wait", "seconds", metavar="TIME", type=time_option(0, 240), default="70", help="How long a wait to test (70 s)."
+)
+@click.option(
+    "--wake",
+    "client",
+    type=click.Choice(["opencode", "claude", "codex", "mcp"]),
+    help="Page this project, and see whether that agent acknowledges the page in this time.",
 )
 @click.pass_context
-def doctor(context: click.Context, seconds: float, as_json: bool, url: str | None) -> None:
+def doctor(context: click.Context, seconds: float, client: str | None, as_json: bool, url: str | None) -> None:
     """Find out whether pages would reach this machine, and what to do if not. Takes 70 s for a long wait.
 
     \b
     pagermcp doctor
     pagermcp doctor --wait 0
+    pagermcp doctor --wake opencode
     """
+    relay = Relay(url=url)
+    findings = examine_wake(relay, client, seconds, _progress) if client else examine(relay, seconds, _progress)
     colours = {"ok": "green", "note": "yellow", "bad": "red"}
     is_bad = False
-    for finding in examine(Relay(url=url), seconds, _progress):
+    for finding in findings:
         is_bad = is_bad or finding.verdict == "bad"
         if as_json:
             show.put_json(dataclasses.asdict(finding))

@@ -1,5 +1,6 @@
 """What may keep this machine from being woken: looked at and measured, each finding with what to do about it."""
 
+import contextlib
 import os
 import stat
 import threading
@@ -11,16 +12,25 @@ from dataclasses import dataclass
 import requests
 
 import pagermcp
-from pagermcp import address
+from pagermcp import address, files
+from pagermcp.client.hook import trouble_file
 from pagermcp.client.outbox import Outbox
 from pagermcp.client.relay import Page, Refused, Relay, RelayError
 from pagermcp.client.session import NoSession, is_tracked, read_session, session_file
+from pagermcp.client.wake import Probe
 
 _HEARTBEAT_SECONDS = 20.0  # the relay's; the first comes with the headers
 _WAKE_SECONDS = 2.0
 _SKEW_SECONDS = 5.0
 _PATIENCE_SECONDS = 15.0
 _TIMEOUT_SECONDS = 300
+
+_WAKE_REMEDIES = {
+    "opencode": "pagermcp install opencode; then start OpenCode in this folder and open a session; its log says more",
+    "claude": "pagermcp install claude; a session must be open in this folder, and have had a turn",
+    "codex": "pagermcp install codex; trust its hooks by /hooks; it takes pages at the end of a turn, so give it one",
+    "mcp": "while this waits, let the agent call wait_for_event, or pager_wait and then pager_ack",
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,7 @@ class Finding:
 def examine(relay: Relay, wait_seconds: float, progress: Callable[[str], None]) -> Iterator[Finding]:
     """Look at everything, in the order in which it has to work. progress: called about once a second while it waits."""
     yield from _outbox()
+    yield from _hooks()
     yield from _session()
     try:
         yield from _reach(relay)
@@ -43,6 +54,37 @@ def examine(relay: Relay, wait_seconds: float, progress: Callable[[str], None]) 
     except RelayError as error:
         start = "start it (pagermcp serve), or say where it is with --url or PAGER_URL"
         yield Finding("bad", str(error), "" if isinstance(error, Refused) else start)
+
+
+def examine_wake(relay: Relay, client: str, seconds: float, progress: Callable[[str], None]) -> Iterator[Finding]:
+    """Page this project, and see whether this client (`opencode`, `claude`, `codex` or `mcp`) acknowledges it in so
+    many seconds: it then answers with the page's nonce, to a mailbox of our own."""
+    yield from _session()
+    try:
+        yield from _reach(relay)
+        mailbox = Relay(uuid.uuid4(), relay.url)
+        probe = Probe.make(mailbox.number)
+        wait = _Wait(mailbox, seconds + _PATIENCE_SECONDS)
+        sent = relay.send(probe.payload(client), expires=max(1, seconds))
+        began, answer = time.monotonic(), probe.answer(client)
+        while not wait.over.wait(max(0, min(1, began + seconds - time.monotonic()))):
+            passed = time.monotonic() - began
+            if passed >= seconds:
+                break
+            progress(f"waiting for {client} to acknowledge the page {sent.id}: {passed:.0f} s")
+        took = time.monotonic() - began
+        if wait.page and wait.page.payload == answer:
+            yield Finding("ok", f"{client} was woken, and acknowledged a page after {took:.1f} s")
+            return
+        what = f"{client} did not acknowledge a page in {seconds:.0f} s"
+        if wait.page:
+            what = f"{wait.page.payload.get('client')} acknowledged the page, and not {client}"
+        elif sent.id:
+            place = relay.receipt(sent.id)
+            what += f"; it is {place.get('outcome') or place['state']}"
+        yield Finding("bad", what, _WAKE_REMEDIES[client])
+    except RelayError as error:
+        yield Finding("bad", str(error))
 
 
 def _outbox() -> Iterator[Finding]:
@@ -54,6 +96,15 @@ def _outbox() -> Iterator[Finding]:
         return
     if waiting:
         yield Finding("note", f"pages in the outbox {outbox.folder}: {waiting}", "send them: pagermcp outbox flush")
+
+
+def _hooks() -> Iterator[Finding]:
+    path = trouble_file()
+    with contextlib.suppress(OSError):
+        lines = files.read(path, 65536)[0].decode(errors="replace").strip().splitlines()
+        yield Finding(
+            "bad", f"a hook has failed: {lines[-1] if lines else ''}", f"report what is in {path}, and remove it"
+        )
 
 
 def _session() -> Iterator[Finding]:

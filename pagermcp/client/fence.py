@@ -31,6 +31,7 @@ _MOST_DIGEST_TEXT = 120
 _MOST_DIGEST_LINE = 400
 _MOST_DIGEST_LINES = 20
 _MOST_LINE = 480  # Claude Code cuts a monitor's line at 500 characters
+_MOST_LINE_IDS = 18
 _TAG = re.compile("<(?=[/!?A-Za-z])")
 
 
@@ -67,6 +68,15 @@ def line(page: Page) -> str:
     start = f"PAGE id={page.id} age={in_words(page.age_seconds)}{' STALE' * page.stale}: "
     end = f" - {_INFORMS} All of it: pagermcp show {page.id}"
     return start + _shortened(inert(page.payload), _MOST_LINE - len(start) - len(end)) + end
+
+
+def lines(pages: Sequence[Page]) -> list[str]:
+    """Up to five pages in a line each, more of them in one, of at most 480 characters."""
+    if len(pages) <= MOST_WHOLE:
+        return list(map(line, pages))
+    ids = ", ".join(page.id for page in pages[:_MOST_LINE_IDS])
+    more = f" and {len(pages) - _MOST_LINE_IDS} more (pagermcp inbox)" if len(pages) > _MOST_LINE_IDS else ""
+    return [f"PAGES {len(pages)}: {ids}{more} - {_INFORMS} All of one: pagermcp show ID"]
 
 
 def inert(value: object) -> str:

@@ -16,13 +16,14 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.stdio import stdio_server
+from mcp_types import ToolAnnotations
 from pydantic import Field
 
 import pagermcp
 from pagermcp import address
 from pagermcp.client import fence
 from pagermcp.client.relay import BadCall, Page, Relay, RelayError
-from pagermcp.client.session import NoSession, make_session, read_session, session_file
+from pagermcp.client.session import NoSession, make_session, session_file
 from pagermcp.client.show import json_text, plain
 from pagermcp.client.wake import Handed, acknowledge
 
@@ -135,17 +136,18 @@ class _Tools:
             log_level="ERROR",
             subscriptions=False,
         )
-        for tool in (
-            self.wait_for_event,
-            self.pager_wait,
-            self.pager_send,
-            self.pager_inbox,
-            self.pager_ack,
-            self.pager_number,
-            self.room_read,
-            self.room_post,
+        for tool, only_looks in (
+            (self.wait_for_event, False),
+            (self.pager_wait, True),  # what it leases comes again
+            (self.pager_send, False),
+            (self.pager_inbox, True),
+            (self.pager_ack, False),
+            (self.pager_number, True),
+            (self.room_read, True),
+            (self.room_post, False),
         ):
-            server.tool(structured_output=False)(tool)
+            hints = ToolAnnotations(read_only_hint=only_looks, destructive_hint=False)
+            server.tool(structured_output=False, annotations=hints)(tool)
         return server
 
     def compare_versions(self) -> None:
@@ -287,8 +289,9 @@ class _Tools:
         return pages
 
     def _in_room(self, method: str, expects: str, **options: Any) -> dict[str, Any]:
-        """A call to the room whose key is in PAGER_ROOM_FILE, or else to the relay's open room."""
-        key = read_session(path) if (path := os.environ.get("PAGER_ROOM_FILE")) else None
+        """A call to the room whose key is in AGENTCHAT_KEY, as for agentchat's skill, or else to the open room."""
+        given = os.environ.get("AGENTCHAT_KEY")
+        key = address.parse(given) if given else None
         return Relay(key, self._url).call(method, "/api/messages", expects, key, **options)
 
     def _relay(self) -> Relay:

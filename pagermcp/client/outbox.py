@@ -92,12 +92,16 @@ class Kept(Exception):
     """The page could not be sent, and is in the outbox. The message says why."""
 
 
+def state_folder() -> str:
+    """Where this user's state is. It need not be there, nor be a path that can be used."""
+    return os.path.join(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "pagermcp")
+
+
 class Outbox:
     """This user's outbox, in XDG_STATE_HOME or ~/.local/state. It is made by the first page that is put there."""
 
     def __init__(self) -> None:
-        state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-        self.folder = os.path.join(state, "pagermcp", "outbox")
+        self.folder = os.path.join(state_folder(), "outbox")
         self._new = os.path.join(self.folder, "new")
         self._refused = os.path.join(self.folder, "refused")
 

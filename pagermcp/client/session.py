@@ -20,9 +20,10 @@ class NoSession(Exception):
     """There is no address to use. The message is one line that says where it was looked for, and what to do."""
 
 
-def session_file() -> str:
-    """Where the session is: PAGER_SESSION_FILE, or `.pager_session` in PROJECT_DIR, or in the current folder."""
-    return os.environ.get("PAGER_SESSION_FILE") or os.path.join(os.environ.get("PROJECT_DIR") or ".", ".pager_session")
+def session_file(folder: str = ".") -> str:
+    """Where the session is: PAGER_SESSION_FILE, or `.pager_session` in PROJECT_DIR, or in this folder."""
+    folder = os.environ.get("PROJECT_DIR") or folder
+    return os.environ.get("PAGER_SESSION_FILE") or os.path.join(folder, ".pager_session")
 
 
 def read_session(path: str) -> uuid.UUID:
