@@ -1,15 +1,24 @@
 """The commands behind the plugins for agents: the MCP server, the hooks, and what installs them."""
 
+import shutil
 import sys
 
 import click
 
-from pagermcp.client.commands import COMMANDS, WRONG_CALL, command, fail, note, time_option, url_option
+from pagermcp.client import show
+from pagermcp.client.commands import COMMANDS, OTHER, WRONG_CALL, command, fail, note, time_option, url_option
 from pagermcp.client.hook import run as run_hook
+from pagermcp.client.install import CannotInstall
+from pagermcp.client.install import changes as find_changes
 from pagermcp.client.session import make_session, session_file
 
 __all__ = ["COMMANDS"]  # with those from here
 
+_NEXT = {
+    "opencode": "restart OpenCode",
+    "claude": "restart Claude Code",
+    "codex": "restart Codex, look at the hooks by /hooks and trust them",
+}
 _SDK = "mcp>=2,<3"
 
 
@@ -48,3 +57,36 @@ def hook(what: str, client: str, hold: float) -> None:
     pagermcp hook prompt
     """
     sys.exit(run_hook(what, client, hold))
+
+
+@command(short_help="Set an agent up so that pages wake it.")
+@click.argument("client", type=click.Choice(["opencode", "claude", "codex"]))
+@click.option("--dry-run", is_flag=True, help="Show what would be changed, and change nothing.")
+@click.option("--uninstall", is_flag=True, help="Take it out again.")
+def install(client: str, dry_run: bool, uninstall: bool) -> None:
+    """Put the plugin where an agent finds it, and merge what it needs into the agent's configuration. Each change is
+    shown.
+
+    \b
+    pagermcp install opencode --dry-run
+    pagermcp install claude
+    pagermcp install codex --uninstall
+    """
+    try:
+        changes = find_changes(client, uninstall)
+        for change in changes:
+            show.put_lines(map(show.plain, change.diff()))
+        for change in () if dry_run else changes:
+            change.make()
+    except CannotInstall as why:
+        fail(why, OTHER)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}", OTHER)
+    if not changes:
+        show.put_lines(["nothing to change"])
+    elif dry_run:
+        note("nothing was changed, since this was --dry-run")
+    else:
+        note("done" if uninstall else f"done; {_NEXT[client]}, and make a mailbox in each project: pagermcp number")
+        if not uninstall and not shutil.which("pagermcp"):
+            note("an agent calls pagermcp in its shell, too: put it on the PATH, as pipx and uv do")

@@ -1,0 +1,222 @@
+"""What `pagermcp install` does: it puts a plugin where an agent finds it, and merges what it needs into the agent's own
+configuration. All changes are worked out first and shown, and each file is replaced at once or not at all."""
+
+import difflib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagermcp import files
+from pagermcp.client import merge
+
+_MOST_BYTES = 1 << 24
+_PACKAGE = Path(__file__).parent.parent
+
+
+class CannotInstall(Exception):
+    """Something is in the way, and nothing was changed. The message is one line that says what, and what to do."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A file that is to become another. before, after: its content; None: there is none. mode: of a new file; root: the
+    folder, and those in it, that go too when they are empty."""
+
+    path: str
+    before: bytes | None
+    after: bytes | None
+    mode: int
+    root: str
+
+    def diff(self) -> list[str]:
+        """The change as lines of a unified diff."""
+        before, after = ((one or b"").decode(errors="replace").splitlines() for one in (self.before, self.after))
+        old, new = (os.devnull if one is None else self.path for one in (self.before, self.after))
+        return list(difflib.unified_diff(before, after, old, new, lineterm="", n=2))
+
+    def make(self) -> None:
+        """Make it, unless the file has changed meanwhile. Raises CannotInstall, and OSError."""
+        if _read(self.path) != self.before:
+            raise CannotInstall(f"{self.path} has just been changed by somebody else; try again")
+        path = os.path.realpath(self.path)  # it may be a link into a folder with somebody's settings
+        folder = os.path.dirname(path)
+        if self.after is None:
+            os.unlink(path)
+            while self.root and f"{folder}/".startswith(f"{self.root}/") and not os.listdir(folder):
+                os.rmdir(folder)
+                folder = os.path.dirname(folder)
+            return
+        _make_folders(folder)
+        status = os.stat(path) if self.before is not None else None
+        owner = status or os.stat(folder)
+        temporary = f"{path}.{secrets.token_hex(4)}"
+        try:
+            files.write(temporary, self.after, stat.S_IMODE(status.st_mode) if status else self.mode)
+            if os.geteuid() == 0:
+                os.chown(temporary, owner.st_uid, owner.st_gid)
+            files.replace(temporary, path)
+        except OSError:
+            files.remove(temporary)
+            raise
+        files.sync_directory(folder)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file that an agent reads, and what becomes of its text; None: it goes."""
+
+    path: str
+    mode: int
+    change: Callable[[str], str | None]
+    root: str = ""
+
+
+def changes(client: str, uninstall: bool) -> list[Change]:
+    """What is to be changed for `opencode`, `claude` or `codex`; nothing when all is as it should be. Raises
+    CannotInstall."""
+    found = []
+    for file in {"opencode": _opencode, "claude": _claude, "codex": _codex}[client](uninstall):
+        try:
+            before = _read(file.path)
+            text = (before or b"").decode()
+            after = file.change(text)
+        except (merge.NotMergeable, UnicodeDecodeError) as error:
+            raise CannotInstall(f"{file.path} is left alone: {error}; mend it, and try again") from None
+        except OSError as error:
+            raise CannotInstall(f"{file.path}: {error.strerror}") from None
+        if after == text or (after is None and before is None):
+            continue
+        is_empty = after is None or (uninstall and not after.strip(" \n{}"))
+        found.append(
+            Change(file.path, before, None if after is None or is_empty else after.encode(), file.mode, file.root)
+        )
+    return found[::-1] if uninstall else found  # who names a file comes after it, and goes before it
+
+
+def _opencode(uninstall: bool) -> Iterator[_File]:
+    folder = os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "opencode")
+    yield _ours(f"{folder}/plugins/pager.js", plugins_folder() / "pager.js", uninstall)
+    names = [f"{folder}/opencode.{kind}" for kind in ("jsonc", "json")]
+    server = {"type": "local", "command": [*_program(), "mcp"], "enabled": True, "timeout": 120_000}
+    there = [name for name in names if os.path.exists(name)]
+    yield _File([*there, *names[1:]][0], 0o600, _member(["mcp", "pager"], server, uninstall))
+
+
+def _claude(uninstall: bool) -> Iterator[_File]:
+    """Claude Code loads a marketplace that is a folder from where it is, so it gets one that stays."""
+    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    market = os.path.join(data, "pagermcp", "claude")
+    plugin = plugins_folder() / "claude"
+    manifest = json.loads((plugin / ".claude-plugin/plugin.json").read_text())
+    entry = {"name": "pagermcp", "source": "./pagermcp", "description": manifest["description"]}
+    catalogue = json.dumps({"name": "pagermcp", "owner": manifest["author"], "plugins": [entry]}, indent=2) + "\n"
+    sources = {str(path.relative_to(plugin)): path for path in sorted(plugin.rglob("*")) if path.is_file()}
+    there = [
+        str(path.relative_to(f"{market}/pagermcp")) for path in Path(market, "pagermcp").rglob("*") if path.is_file()
+    ]
+    for name in [*sources, *(name for name in there if name not in sources)]:  # an older plugin may have had more
+        yield _ours(f"{market}/pagermcp/{name}", sources.get(name), uninstall, market)
+    path = f"{market}/.claude-plugin/marketplace.json"
+    yield _File(path, 0o644, lambda text: None if uninstall else catalogue, market)
+    source = {"source": {"source": "directory", "path": market}}
+    known = _member(["extraKnownMarketplaces", "pagermcp"], source, uninstall)
+    enabled = _member(["enabledPlugins", "pagermcp@pagermcp"], True, uninstall)
+    home = os.environ.get("CLAUDE_CONFIG_DIR") or os.path.expanduser("~/.claude")
+    yield _File(f"{home}/settings.json", 0o600, lambda text: enabled(known(text)))
+
+
+def _codex(uninstall: bool) -> Iterator[_File]:
+    plugin = plugins_folder() / "codex"
+    skill = os.path.expanduser("~/.agents/skills/pager")
+    yield _ours(f"{skill}/SKILL.md", plugin / "skills/pager/SKILL.md", uninstall, skill)
+    home = os.environ.get("CODEX_HOME") or os.path.expanduser("~/.codex")
+    lines = _with_program((plugin / "config.toml").read_text())
+    put, take = (lambda text: merge.put_block(text, lines)), merge.take_block
+    yield _File(f"{home}/config.toml", 0o600, take if uninstall else put)
+    hooks = json.loads(_with_program((plugin / "hooks.json").read_text()))["hooks"]
+
+    def change(text: str) -> str:
+        for event, [group] in hooks.items():
+            path = ["hooks", event]
+            if not uninstall:
+                text = merge.add(text, path, group, _is_our_hook)
+            elif text.strip():
+                text = merge.take(text, path, _is_our_hook)
+        return text
+
+    yield _File(f"{home}/hooks.json", 0o600, change)
+
+
+def plugins_folder() -> Path:
+    """Where the plugins are: in the package, or beside it in a checkout."""
+    inside = _PACKAGE / "plugins"
+    return inside if inside.is_dir() else _PACKAGE.parent / "plugins"
+
+
+def _ours(target: str, source: Path | None, uninstall: bool, root: str = "") -> _File:
+    """A file that is ours alone, in a folder that is too, if there is a root; what somebody else has put in its place
+    stays."""
+
+    def change(there: str) -> str | None:
+        if there and not root and "pagermcp" not in there.lower():
+            raise merge.NotMergeable("it is not ours")
+        return None if uninstall or source is None else _with_program(source.read_text())
+
+    return _File(target, source.stat().st_mode & 0o755 if source else 0, change, root)
+
+
+def _member(path: list[str], value: object, uninstall: bool) -> Callable[[str], str]:
+    if uninstall:
+        return lambda text: merge.drop(text, path) if text.strip() else text
+    return lambda text: merge.put(text, path, value)
+
+
+def _is_our_hook(group: Any) -> bool:
+    return "pagermcp" in json.dumps(group) and " hook " in json.dumps(group)
+
+
+def _program() -> list[str]:
+    """Our own command, by its whole path: agents are not started with the PATH of this shell."""
+    beside = os.path.join(os.path.dirname(sys.executable), "pagermcp")
+    found = beside if os.access(beside, os.X_OK) else shutil.which("pagermcp")
+    return [os.path.abspath(found)] if found else [sys.executable, "-m", "pagermcp"]
+
+
+def _with_program(text: str) -> str:
+    """A plugin's file with our program's path where it calls `pagermcp`."""
+    [program] = _program()[:1]
+    quoted = shlex.quote(program)
+    for before, after in (
+        ("pagermcp=pagermcp ", f"pagermcp={quoted} "),
+        ('"command": "pagermcp"', f'"command": {json.dumps(program)}'),
+        ('command = "pagermcp"', f"command = {json.dumps(program)}"),
+        ('"pagermcp hook ', f'"{json.dumps(quoted)[1:-1]} hook '),
+    ):
+        text = text.replace(before, after)
+    return text
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        return files.read(os.path.realpath(path), _MOST_BYTES)[0]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _make_folders(folder: str) -> None:
+    """Like makedirs, and what root makes belongs to whom the folder above belongs to."""
+    if os.path.isdir(folder):
+        return
+    _make_folders(os.path.dirname(folder))
+    os.mkdir(folder, 0o755)
+    if os.geteuid() == 0:
+        above = os.stat(os.path.dirname(folder))
+        os.chown(folder, above.st_uid, above.st_gid)
