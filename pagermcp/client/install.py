@@ -103,7 +103,7 @@ def changes(client: str, uninstall: bool) -> list[Change]:
 
 def _opencode(uninstall: bool) -> Iterator[_File]:
     folder = os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "opencode")
-    yield _ours(f"{folder}/plugins/pager.js", plugins_folder() / "pager.js", uninstall)
+    yield _ours(f"{folder}/plugins/pager.js", plugins_folder() / "pager.js", uninstall, is_shared=True)
     names = [f"{folder}/opencode.{kind}" for kind in ("jsonc", "json")]
     server = {"type": "local", "command": [*_program(), "mcp"], "enabled": True, "timeout": 120_000}
     there = [name for name in names if os.path.exists(name)]
@@ -136,7 +136,8 @@ def _claude(uninstall: bool) -> Iterator[_File]:
 def _codex(uninstall: bool) -> Iterator[_File]:
     plugin = plugins_folder() / "codex"
     skill = os.path.expanduser("~/.agents/skills/pager")
-    yield _ours(f"{skill}/SKILL.md", plugin / "skills/pager/SKILL.md", uninstall, skill)
+    source = plugins_folder() / "claude/skills/pager/SKILL.md"
+    yield _ours(f"{skill}/SKILL.md", source, uninstall, skill, is_shared=True)
     home = os.environ.get("CODEX_HOME") or os.path.expanduser("~/.codex")
     lines = _with_program((plugin / "config.toml").read_text())
     put, take = (lambda text: merge.put_block(text, lines)), merge.take_block
@@ -161,12 +162,11 @@ def plugins_folder() -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / "plugins"
 
 
-def _ours(target: str, source: Path | None, uninstall: bool, root: str = "") -> _File:
-    """A file that is ours alone, in a folder that is too, if there is a root; what somebody else has put in its place
-    stays."""
+def _ours(target: str, source: Path | None, uninstall: bool, root: str = "", is_shared: bool = False) -> _File:
+    """A file that is ours alone. is_shared: in a folder in which others have files; if this one is theirs it stays."""
 
     def change(there: str) -> str | None:
-        if there and not root and "pagermcp" not in there.lower():
+        if is_shared and there and "pagermcp" not in there.lower():
             raise merge.NotMergeable("it is not ours")
         return None if uninstall or source is None else _with_program(source.read_text())
 
