@@ -68,7 +68,7 @@ def test_serve_makes_the_environment_once_and_runs_the_relay(checkout: Path) -> 
         served = dev(checkout, "serve", "--host", "::1", PORT=8081)
         assert (served.returncode, served.stdout) == (0, "pagermcp serve --host ::1; PORT=8081; as ./dev serve\n")
     assert made(checkout) == 1
-    assert "--editable .\n" in (checkout / "pip.log").read_text()
+    assert "--editable .[mcp]\n" in (checkout / "pip.log").read_text()
 
 
 def test_a_changed_pyproject_makes_it_again(checkout: Path) -> None:

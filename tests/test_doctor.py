@@ -2,12 +2,13 @@
 
 import json
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Callable
 
 import pytest
-from conftest import Client, Relay
+from conftest import Client, Relay, new_key, until
 from middle import Cut, Proxy, somebody
 
 import pagermcp
@@ -101,3 +102,74 @@ def test_a_clock_that_is_off_is_found(start_relay: Callable[..., Relay], client:
     finding = bad(client, "--url", relay.url, "--wait", "0")
     assert finding["what"] == "the relay's clock is 3600 s ahead of this machine's"
     assert "NTP" in finding["remedy"]
+
+
+# --- doctor --wake
+
+
+def test_an_agent_that_acknowledges_the_page_by_mcp_passes(relay: Relay, client: Client) -> None:
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    call = {"name": "wait_for_event", "arguments": {}}
+    with client.start("mcp", stdin=subprocess.PIPE) as server:
+        for message in (
+            {"id": 1, "method": "initialize", "params": hello},
+            {"method": "notifications/initialized"},
+            {"id": 2, "method": "tools/call", "params": call},
+        ):
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+        server.stdin.flush()
+        said = client("doctor", "--wake", "mcp", "--wait", "20").stdout
+        server.stdin.close()
+    assert "ok    mcp was woken, and acknowledged a page after " in said
+
+
+def by_hook(client: Client, agent: str) -> None:
+    """What this agent's hooks do when its user says something, and then once more."""
+    event = json.dumps({"session_id": "s", "cwd": str(client.folder), "prompt": "hello"})
+    until(lambda: client("hook", "prompt", "--client", agent, input=event).stdout)
+    assert client("hook", "prompt", "--client", agent, input=event).stdout == ""
+
+
+@pytest.mark.parametrize("agent", ["claude", "codex"])
+def test_an_agent_that_acknowledges_the_page_by_its_hooks_passes(client: Client, agent: str) -> None:
+    with client.start("doctor", "--wake", agent, "--wait", "30") as doctor:
+        by_hook(client, agent)
+        assert doctor.wait(20) == 0
+        assert f"ok    {agent} was woken" in doctor.stdout.read()
+
+
+def test_another_agent_that_acknowledges_the_page_does_not_pass(client: Client) -> None:
+    with client.start("doctor", "--wake", "codex", "--wait", "30", "--json") as doctor:
+        by_hook(client, "claude")
+        assert doctor.wait(20) == 1
+        finding = json.loads(doctor.stdout.readlines()[-1])
+    assert (finding["verdict"], finding["what"]) == ("bad", "claude acknowledged the page, and not codex")
+    assert "trust its hooks" in finding["remedy"]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_page_that_no_agent_acknowledges_does_not_pass(client: Client, taken: bool) -> None:
+    with client.start("doctor", "--wake", "opencode", "--wait", "2") as doctor:
+        if taken:
+            client("wait", "--timeout", "10", "--ack")
+        assert doctor.wait(20) == 1
+        said = doctor.stdout.read()
+    where = "acknowledged" if taken else "(waiting|expired)"
+    assert re.search(f"bad   opencode did not acknowledge a page in 2 s; it is {where}\n", said)
+    assert "-> pagermcp install opencode" in said
+
+
+def test_a_page_that_was_not_acknowledged_is_gone_afterwards(relay: Relay, client: Client) -> None:
+    client("doctor", "--wake", "mcp", "--wait", "1", code=1)
+    until(lambda: not relay.with_key(client.key, "GET", "/pages").json()["pages"])
+
+
+@pytest.mark.parametrize(
+    "probe", [None, 1, {}, {"reply": "x", "nonce": "0" * 32}, {"reply": new_key(), "nonce": "0" * 32}]
+)
+def test_a_page_with_something_else_for_a_probe_is_an_ordinary_page(
+    relay: Relay, client: Client, probe: object
+) -> None:
+    relay.notify(client.number, json={"message": "m", "probe": probe})
+    by_hook(client, "claude")
+    until(lambda: relay.archived(client.key))

@@ -344,7 +344,7 @@ def test_a_page_that_the_outbox_can_not_keep_is_sent_all_the_same(relay: Relay, 
     for folder in (shared_folder / "state").rglob("*"):
         os.chown(folder, NOBODY, NOBODY)
     (shared_folder / "state" / "pagermcp" / "outbox" / "new").chmod(0o300)
-    imports = "import encodings.idna, pagermcp.client.commands; from pagermcp.cli import main"
+    imports = "import encodings.idna, pagermcp.client.agents; from pagermcp.cli import main"
     key = new_key()
     arguments = ["send", "--to", number(key), "--url", relay.url, "m"]
     command = as_user(NOBODY, imports, f"import sys; sys.argv[1:] = {arguments}; main()")

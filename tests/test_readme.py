@@ -52,7 +52,7 @@ def test_every_other_command_works(start_relay: Callable[..., Relay], tmp_path: 
         return output
 
     wait, page, archive, number, by_header, by_path, by_mv, *rest = (b for b in BLOCKS if "./dev" not in b)
-    options, by_curl, script, path, by_client, read, lease, look, install, talk, cat = rest
+    options, by_curl, script, path, by_client, wake, read, lease, look, install, talk, cat = rest
     with start(wait) as waiting:
         until((tmp_path / ".pager_session").exists)
         until(lambda: mailboxes(relay))
@@ -79,6 +79,10 @@ def test_every_other_command_works(start_relay: Callable[..., Relay], tmp_path: 
     mine, output, first = run(by_client).splitlines()
     assert (mine, output) == (mailbox.name, "compiling")
     assert json.loads(first)["payload"]["message"] == "build done"
+
+    wakes = run(wake)
+    assert wakes.count(f"+++ {tmp_path}/.config/opencode/plugins/pager.js") == 2
+    assert wakes.splitlines()[-1] == mailbox.name
 
     # the block looks and takes three; the file moved in counts from when it was noticed
     looked, consumed, waited, _ = run(read).splitlines()
@@ -141,6 +145,6 @@ def test_the_ci_step_pages_once_however_often_it_is_tried(start_relay: Callable[
 
 
 def test_the_commands_of_the_other_documents_are_there() -> None:
-    for name in ("when.md", "client.md"):
+    for name in ("when.md", "client.md", "agents.md"):
         assert f"docs/{name}" in README
         assert (REPOSITORY / "docs" / name).exists()

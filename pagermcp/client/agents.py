@@ -7,9 +7,6 @@ import click
 
 from pagermcp.client import show
 from pagermcp.client.commands import COMMANDS, OTHER, WRONG_CALL, command, fail, note, time_option, url_option
-from pagermcp.client.hook import run as run_hook
-from pagermcp.client.install import CannotInstall
-from pagermcp.client.install import changes as find_changes
 from pagermcp.client.session import make_session, session_file
 
 __all__ = ["COMMANDS"]  # with those from here
@@ -42,7 +39,7 @@ def mcp(make_mailbox: bool, url: str | None) -> None:
     run(url, note)
 
 
-@command(short_help="What the plugins for agents run beside a session.", hidden=True)
+@command(short_help="What the plugins for agents run beside a session.")
 @click.argument("what", type=click.Choice(["session-start", "prompt", "mid-turn", "stop", "rewake", "watch"]))
 @click.option(
     "--client", type=click.Choice(["claude", "codex"]), default="claude", help="Whose session it is (claude)."
@@ -56,7 +53,9 @@ def hook(what: str, client: str, hold: float) -> None:
     \b
     pagermcp hook prompt
     """
-    sys.exit(run_hook(what, client, hold))
+    from pagermcp.client.hook import run
+
+    sys.exit(run(what, client, hold))
 
 
 @command(short_help="Set an agent up so that pages wake it.")
@@ -72,13 +71,15 @@ def install(client: str, dry_run: bool, uninstall: bool) -> None:
     pagermcp install claude
     pagermcp install codex --uninstall
     """
+    from pagermcp.client import install as installer
+
     try:
-        changes = find_changes(client, uninstall)
+        changes = installer.changes(client, uninstall)
         for change in changes:
             show.put_lines(map(show.plain, change.diff()))
         for change in () if dry_run else changes:
             change.make()
-    except CannotInstall as why:
+    except installer.CannotInstall as why:
         fail(why, OTHER)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}", OTHER)
