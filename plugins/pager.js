@@ -125,9 +125,10 @@ function backoff(failures) {
 // which returns when the message is in the session; delivered(pages) → ids of those that are in some session already.
 class Pager {
   constructor(host) {
-    const { PAGER_URL, SERVER_URL, PAGER_SESSION_FILE, PROJECT_DIR, PAGER_PREFIX } = process.env
+    const { PAGER_URL, SERVER_URL, PAGER_SESSION_FILE, PROJECT_DIR, PAGER_PREFIX, ...env } = process.env
+    const local = `http://${env.SERVER_HOST || "127.0.0.1"}:${env.SERVER_PORT || 8080}`
     this.host = host
-    this.url = (PAGER_URL || SERVER_URL || "http://127.0.0.1:8080").replace(/\/+$/, "")
+    this.url = (PAGER_URL || SERVER_URL || local).replace(/\/+$/, "")
     this.file = PAGER_SESSION_FILE || join(PROJECT_DIR || host.directory, ".pager_session")
     this.prefix = PAGER_PREFIX || PREFIX
     this.guidance = GUIDANCE.replace(PREFIX, () => this.prefix)
