@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,18 @@ def test_uninstall_leaves_the_configuration_as_it_was(codex: Codex, client: Clie
     assert codex.config.read_bytes() == before.encode()
     assert not (codex.home / "hooks.json").exists()
     assert json.loads(codex("mcp", "list", "--json")) == []
+
+
+def test_what_codex_writes_into_its_configuration_outlives_ours(codex: Codex, client: Client) -> None:
+    codex.trust_hooks()
+    trusted = tomllib.loads(codex.config.read_text())["hooks"]
+    codex("mcp", "add", "other", "--", "true")
+    assert client("install", "codex").stdout == "nothing to change\n"
+    client("install", "codex", "--uninstall")
+    left = tomllib.loads(codex.config.read_text())
+    assert (left["hooks"], list(left["mcp_servers"])) == (trusted, ["other"])
+    client("install", "codex")
+    assert list(tomllib.loads(codex.config.read_text())["mcp_servers"]) == ["other", "pager"]
 
 
 # --- hooks

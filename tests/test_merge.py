@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagermcp.client.merge import NotMergeable, add, drop, put, put_block, take, take_block
+from pagermcp.client.merge import NotMergeable, add, drop, put, put_table, take, take_table
 
 OURS = {"hooks": [{"type": "command", "command": "pagermcp hook stop"}]}
 WITH_COMMENTS = """{
@@ -145,25 +145,65 @@ def str_keys(value: Any, path: list[str]) -> list[str]:
     return list(value)
 
 
-def test_a_block_goes_to_the_end_of_toml_once_and_out_again() -> None:
+TABLE = '[mcp_servers.pager]\ncommand = "pagermcp"\nenv_vars = ["A"] # why\n\n[mcp_servers.pager.tools.ack]\nx = "y"\n'
+PATH = ["mcp_servers", "pager"]
+
+
+def is_our_table(value: Any) -> bool:
+    return "pagermcp" in json.dumps(value)
+
+
+def put_in(text: str, lines: str = TABLE) -> str:
+    return put_table(text, lines, is_our_table)
+
+
+def take_out(text: str) -> str:
+    return take_table(text, PATH, is_our_table)
+
+
+def test_a_table_goes_to_the_end_of_toml_once_and_out_again() -> None:
     mine = 'model = "x" # mine\n[mcp_servers.other]\ncommand = "o"'
-    lines = '[mcp_servers.pager]\ncommand = "pagermcp"\n'
-    text = put_block(mine, lines)
-    assert tomllib.loads(text)["mcp_servers"] == {"other": {"command": "o"}, "pager": {"command": "pagermcp"}}
+    text = put_in(mine)
+    assert tomllib.loads(text)["mcp_servers"]["other"] == {"command": "o"}
+    assert tomllib.loads(text)["mcp_servers"]["pager"] == tomllib.loads(TABLE)["mcp_servers"]["pager"]
     assert text.startswith(mine + "\n")
-    assert put_block(text, lines) == text
-    assert put_block(text, lines + "x = 1\n").count("[mcp_servers.pager]") == 1
-    assert take_block(text) == mine + "\n"
-    assert take_block(mine) == mine
+    assert put_in(text) == text
+    assert put_in(text, TABLE + "z = 1\n").count("[mcp_servers.pager]") == 1
+    assert take_out(text) == mine + "\n"
+    assert take_out(mine) == mine
 
 
-def test_what_stands_behind_the_block_stays() -> None:
-    text = put_block("", "a = 1\n") + "[later]\nb = 2\n"
-    assert put_block(text, "a = 1\n") == text
-    assert tomllib.loads(take_block(text)) == {"later": {"b": 2}}
+def test_what_codex_writes_before_the_last_mark_stays_and_what_it_does_to_ours_does_not_matter() -> None:
+    mine = '# mine\nmodel = "x"\n'
+    state = '\n# trusted\n[hooks.state]\n\n[hooks.state."/a.json:stop:0:0"]\ntrusted_hash = "h"\n'
+    marks = put_in("").splitlines(keepends=True)
+    for text in (put_in(mine).replace(marks[-1], state + marks[-1]), mine + "\n" + TABLE + state + marks[-1]):
+        assert put_in(text) == text
+        assert tomllib.loads(take_out(text)) == tomllib.loads(mine + state)
+        again = put_in(text, TABLE.replace('"A"', '"B"'))
+        assert tomllib.loads(take_out(again)) == tomllib.loads(mine + state)
+        assert again.count("# trusted") == again.count(marks[0]) == again.count(marks[-1]) == 1
 
 
 @pytest.mark.parametrize("text", ["x = ", '[mcp_servers.pager]\ncommand = "mine"\n', "mcp_servers = 1"])
 def test_toml_that_is_wrong_or_has_it_already_is_left_alone(text: str) -> None:
     with pytest.raises(NotMergeable):
-        put_block(text, '[mcp_servers.pager]\ncommand = "pagermcp"\n')
+        put_in(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'mcp_servers = { pager = { command = "pagermcp" } }\n',
+        '[mcp_servers]\npager = { command = "pagermcp" }\n',
+        '[mcp_servers.pager]\ncommand = "pagermcp"\nx = """\n[other]\n"""\n',
+    ],
+)
+def test_a_table_that_can_t_be_taken_out_as_lines_is_left_alone(text: str) -> None:
+    with pytest.raises(NotMergeable):
+        take_out(text)
+
+
+def test_somebody_else_s_table_of_that_name_is_not_taken_out() -> None:
+    text = '[mcp_servers.pager]\ncommand = "mine"\n'
+    assert take_out(text) == text

@@ -140,8 +140,14 @@ def _codex(uninstall: bool) -> Iterator[_File]:
     yield _ours(f"{skill}/SKILL.md", source, uninstall, skill, is_shared=True)
     home = os.environ.get("CODEX_HOME") or os.path.expanduser("~/.codex")
     lines = _with_program((plugin / "config.toml").read_text())
-    put, take = (lambda text: merge.put_block(text, lines)), merge.take_block
-    yield _File(f"{home}/config.toml", 0o600, take if uninstall else put)
+
+    def change_table(text: str) -> str:
+        path = ["mcp_servers", "pager"]
+        return (
+            merge.take_table(text, path, _is_our_server) if uninstall else merge.put_table(text, lines, _is_our_server)
+        )
+
+    yield _File(f"{home}/config.toml", 0o600, change_table)
     hooks = json.loads(_with_program((plugin / "hooks.json").read_text()))["hooks"]
 
     def change(text: str) -> str:
@@ -181,6 +187,10 @@ def _member(path: list[str], value: object, uninstall: bool) -> Callable[[str], 
 
 def _is_our_hook(group: Any) -> bool:
     return "pagermcp" in json.dumps(group) and " hook " in json.dumps(group)
+
+
+def _is_our_server(table: Any) -> bool:
+    return "pagermcp" in json.dumps(table, default=str)
 
 
 def _program() -> list[str]:

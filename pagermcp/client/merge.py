@@ -79,29 +79,83 @@ def take(text: str, path: Sequence[str], is_ours: Callable[[Any], bool]) -> str:
         text = _without(text, node, found[0])
 
 
-def put_block(text: str, lines: str) -> str:
-    """TOML that ends with these lines, marked as ours. Raises NotMergeable, also when they contradict the rest."""
-    rest = take_block(text)
+def put_table(text: str, lines: str, is_ours: Callable[[Any], bool]) -> str:
+    """TOML that ends with these lines, marked as ours: a table, and those in it. Raises NotMergeable, also when
+    somebody else has put that table there."""
+    path = _table(lines.partition("\n")[0])
+    if _at_path(_loaded(text), path) == _at_path(_loaded(lines), path):
+        return text
+    rest = take_table(text, path, is_ours)
     added = f"{rest}{'' if not rest or rest.endswith(chr(10)) else chr(10)}{_BEGIN}\n{lines}{_END}\n"
-    if _ours(text) == lines:
-        added = text
-    try:
-        tomllib.loads(rest)
-        tomllib.loads(added)
-    except tomllib.TOMLDecodeError as error:
-        raise NotMergeable(str(error)) from None
+    _loaded(added)
     return added
 
 
-def take_block(text: str) -> str:
-    """TOML without the lines that are marked as ours."""
-    before, begin, rest = text.partition(f"{_BEGIN}\n")
-    _, end, after = rest.partition(f"{_END}\n")
-    return before + after if begin and end else text
+def take_table(text: str, path: Sequence[str], is_ours: Callable[[Any], bool]) -> str:
+    """TOML without the table at this path, nor those in it, nor our marks, if it is ours. Raises NotMergeable.
+
+    The marks don't say where it is: Codex writes what is new before the last one, and loses the first."""
+    wanted = _loaded(text)
+    if (table := _at_path(wanted, path)) is not None and not is_ours(table):
+        return text
+    kept: list[str] = []
+    held: list[str] = []
+    inside = False
+    for line in text.splitlines(keepends=True):
+        if line.strip() in (_BEGIN, _END):
+            continue
+        if found := _table(line):
+            inside = found[: len(path)] == list(path)
+        if not inside:
+            kept += [*held, line]
+            held = []
+        elif line.lstrip()[:1] in ("", "#"):
+            held.append(line)  # it may belong to the table that comes next
+        else:
+            held = []
+    rest = "".join([*kept, *held])
+    if table is not None:
+        way, name = _at_path(wanted, path[:-1]), path[-1]
+        del way[name]
+    if _without_empty(_loaded(rest)) != _without_empty(wanted):
+        raise NotMergeable(f"{'.'.join(path)} can't be taken out")
+    return rest
 
 
-def _ours(text: str) -> str:
-    return text.partition(f"{_BEGIN}\n")[2].partition(f"{_END}\n")[0]
+def _loaded(text: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise NotMergeable(str(error)) from None
+
+
+def _table(line: str) -> list[str]:
+    """The path of the table that begins with this line of TOML; empty when none does."""
+    if not line.lstrip().startswith("["):
+        return []
+    try:
+        value: Any = tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return []
+    path = []
+    while value:
+        [(name, value)] = value.items()
+        value = value[0] if isinstance(value, list) else value
+        path.append(name)
+    return path
+
+
+def _at_path(value: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _without_empty(value: Any) -> Any:
+    """Without tables that are there only since others are in them."""
+    if not isinstance(value, dict):
+        return value
+    return {name: inner for name, given in value.items() if (inner := _without_empty(given)) != {}}
 
 
 def _object(text: str, path: Sequence[str], default: object) -> tuple[str, _Node]:
