@@ -270,6 +270,7 @@ def test_without_a_page_a_turn_is_one_request_with_the_guidance(codex: Codex, cl
     [request] = codex.model.requests
     assert fence.GUIDANCE in request.said("developer")
     assert f"The number of this project is {client.number}. Pages that wait for it: 0." in request.said("developer")
+    assert "In Codex leave out the `&`" in request.said("developer")
     assert "/pager/SKILL.md)" in request.said("developer")
     assert request.said("user").endswith("hello")
 

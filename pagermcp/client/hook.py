@@ -39,6 +39,10 @@ _MOST_BYTES = 8000  # of all pages together: Claude Code puts more than 10,000 c
 _MOST_MEMORY_BYTES = 1 << 20
 _OLD_SECONDS = 7 * 86400.0
 _OWN_NOTICE = "<task-notification>"  # with this begins the prompt by which Claude Code wakes a session
+_IN_CODEX = (
+    "In Codex leave out the `&`: what a command leaves behind is killed when its shell ends, and what still runs after "
+    "yield_time_ms runs on, until the session ends. A sandbox without network can't page: ask to run it outside.\n"
+)
 _NOTHING_TO_DO = (NoSession, address.InvalidAddress, BadCall, RelayError, OSError)
 
 
@@ -131,7 +135,8 @@ class Session:
         self._forget_others()
         waiting = len(self._relay.pages(limit=_MOST_PAGES))
         number = self._relay.number
-        return f"{fence.GUIDANCE}\nThe number of this project is {number}. Pages that wait for it: {waiting}."
+        in_codex = _IN_CODEX if self._client == "codex" else ""
+        return f"{fence.GUIDANCE}\n{in_codex}The number of this project is {number}. Pages that wait for it: {waiting}."
 
     def prompted(self) -> str:
         """The pages for a session to which somebody has just said something."""
