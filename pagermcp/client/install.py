@@ -105,7 +105,7 @@ def _opencode(uninstall: bool) -> Iterator[_File]:
     folder = os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "opencode")
     yield _ours(f"{folder}/plugins/pager.js", plugins_folder() / "pager.js", uninstall, is_shared=True)
     names = [f"{folder}/opencode.{kind}" for kind in ("jsonc", "json")]
-    server = {"type": "local", "command": [*_program(), "mcp"], "enabled": True, "timeout": 120_000}
+    server = {"type": "local", "command": [_program(), "mcp"], "enabled": True, "timeout": 120_000}
     there = [name for name in names if os.path.exists(name)]
     yield _File([*there, *names[1:]][0], 0o600, _member(["mcp", "pager"], server, uninstall))
 
@@ -193,16 +193,18 @@ def _is_our_server(table: Any) -> bool:
     return "pagermcp" in json.dumps(table, default=str)
 
 
-def _program() -> list[str]:
+def _program() -> str:
     """Our own command, by its whole path: agents are not started with the PATH of this shell."""
     beside = os.path.join(os.path.dirname(sys.executable), "pagermcp")
     found = beside if os.access(beside, os.X_OK) else shutil.which("pagermcp")
-    return [os.path.abspath(found)] if found else [sys.executable, "-m", "pagermcp"]
+    if not found:
+        raise CannotInstall("there is no command pagermcp beside this Python, nor on the PATH, which agents could run")
+    return os.path.abspath(found)
 
 
 def _with_program(text: str) -> str:
     """A plugin's file with our program's path where it calls `pagermcp`."""
-    [program] = _program()[:1]
+    program = _program()
     quoted = shlex.quote(program)
     for before, after in (
         ("pagermcp=pagermcp ", f"pagermcp={quoted} "),
