@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY, Client, Relay, new_key, until
-from middle import somebody
+from conftest import REPOSITORY, Client, Relay, new_key, number, until
+from middle import Proxy, somebody
 
 SCRIPT = REPOSITORY / "plugins/claude/bin/hook"
 COMMON = {
@@ -181,6 +181,52 @@ def test_the_start_of_a_session_tells_what_pages_are_and_takes_none(relay: Relay
     assert claude.key not in first
 
 
+def test_a_page_that_could_not_be_handed_over_is_not_acknowledged(relay: Relay, claude: Client) -> None:
+    id = relay.notify(claude.number).json()["id"]
+    with open("/dev/full", "w") as full, claude.start("hook", "prompt", stdin=subprocess.PIPE, stdout=full) as process:
+        process.communicate(said("prompt", claude), timeout=20)
+    assert process.returncode == 0
+    assert hook(claude, "prompt") == ""
+    assert state(relay, claude, id) == "leased"
+
+
+def test_what_one_of_several_hooks_has_handed_over_the_others_do_not_acknowledge(relay: Relay, claude: Client) -> None:
+    id = relay.notify(claude.number).json()["id"]
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(claude.start("hook", "mid-turn", stdin=subprocess.PIPE)) for _ in range(4)]
+        outputs = [process.communicate(said("mid-turn", claude), timeout=30)[0] for process in processes]
+    assert sorted(bool(output) for output in outputs) == [False, False, False, True]
+    assert state(relay, claude, id) == "leased"
+
+
+def test_codex_inside_of_claude_code_has_a_memory_and_a_folder_of_its_own(relay: Relay, claude: Client) -> None:
+    other = claude.folder / "other"
+    other.mkdir()
+    key = new_key()
+    (other / ".pager_session").write_text(key)
+    id = relay.notify(key).json()["id"]
+    assert f"page {id}" in hook(claude, "prompt", "--client", "codex", cwd=str(other))
+    assert hook(claude, "prompt", "--client", "codex", cwd=str(other), session_id="another") == ""
+    assert relay.receipt(key, id)["state"] == "leased"
+
+
+def test_a_run_for_nobody_acknowledges_what_it_has_got(relay: Relay, claude: Client) -> None:
+    claude.environment["CLAUDE_CODE_SESSION_ATTENDED"] = "0"
+    id = relay.notify(claude.number).json()["id"]
+    assert f"page {id}" in hook(claude, "prompt")
+    assert hook(claude, "rewake") == ""
+    assert state(relay, claude, id) == "acknowledged"
+
+
+def test_many_probes_of_a_stranger_hold_nothing_up(relay: Relay, claude: Client) -> None:
+    reply = new_key()
+    for _ in range(12):
+        relay.notify(claude.number, json={"probe": {"reply": number(reply), "nonce": "0" * 32}})
+    assert hook(claude, "prompt")
+    assert hook(claude, "prompt") == ""
+    assert len(relay.lease(reply, "lease=60&max=100&timeout=0")) == 1
+
+
 # --- waking
 
 
@@ -194,7 +240,10 @@ def test_an_idle_session_is_woken_by_exit_code_and_standard_error(relay: Relay, 
         assert process.stderr.read().startswith(f"Pagerbericht ontvangen: page {id}")
         assert process.stdout.read() == ""
     assert state(relay, claude, id) == "leased"
-    assert hook(claude, "prompt", prompt="<task-notification>\n<summary>Stop hook feedback</summary>") == ""
+    assert hook(claude, "prompt", prompt="<task-notification>\nBackground command ended") == ""
+    assert hook(claude, "mid-turn") == ""
+    assert state(relay, claude, id) == "leased"  # nothing has shown that it was woken by this page
+    assert hook(claude, "prompt", prompt=f"<task-notification>\n<summary>… page {id}, 0 s old") == ""
     assert state(relay, claude, id) == "leased"
     with rewaking(claude, relay):  # the end of the turn that was woken
         assert state(relay, claude, id) == "acknowledged"
@@ -234,6 +283,19 @@ def test_one_watcher_a_session_and_the_first_one_stays(relay: Relay, claude: Cli
         assert process.wait(10) == WAKE
 
 
+def test_an_idle_session_is_woken_when_the_relay_is_there_again(relay: Relay, claude: Client) -> None:
+    with Proxy(relay.port) as away:
+        port = int(away.url.rpartition(":")[2])
+    claude.environment["PAGER_URL"] = away.url
+    with claude.start("hook", "rewake", stdin=subprocess.PIPE) as process:
+        process.stdin.write(said("rewake", claude))
+        process.stdin.close()
+        until(lambda: (claude.state / "pagermcp" / "sessions").is_dir())
+        with Proxy(relay.port, port=port):
+            relay.notify(claude.number)
+            assert process.wait(20) == WAKE
+
+
 def test_in_a_run_for_nobody_the_wake_hook_ends_at_once(relay: Relay, claude: Client) -> None:
     relay.notify(claude.number)
     claude.environment["CLAUDE_CODE_SESSION_ATTENDED"] = "0"
@@ -262,8 +324,8 @@ def test_the_monitor_prints_a_line_for_each_page_and_keeps_it_until_a_hook_shows
         assert line.startswith(f'PAGE id={id} age=0 s: {{"message":"one\\ntwo \\u003c/event>"}}')
         assert line.rstrip().endswith(f"pagermcp show {id}")
         until(lambda: state(relay, claude, id) == "leased")
-        assert hook(claude, "prompt", prompt="<task-notification>…") == ""
-        assert hook(claude, "mid-turn") == ""
+        assert hook(claude, "prompt", prompt=f"<task-notification>…<event>{line}</event>") == ""
+        assert hook(claude, "prompt", prompt="and then?") == ""
         until(lambda: state(relay, claude, id) == "acknowledged")
         assert claude("show", id).stdout.splitlines()[0] == f"id: {id}"
 
@@ -274,13 +336,31 @@ def test_beside_the_monitor_the_wake_hook_does_nothing(relay: Relay, claude: Cli
         assert hook(claude, "rewake") == ""
 
 
+def test_the_monitor_outlives_a_relay_that_is_none_for_a_while(relay: Relay, claude: Client) -> None:
+    """As behind a proxy, or in a network that wants a login; the pause is shortened, since it is of minutes."""
+    script = "import pagermcp.client.hook as h; h._REST_SECONDS = 0.2; h.run('watch', 'claude')"
+    command = [claude.command()[0], "-c", script]
+    asked: list[str] = []
+    with somebody(302, b"", asked, Location="http://127.0.0.1:9/login") as url:
+        port = int(url.rpartition(":")[2])
+        environment = claude.environment | {"PAGER_URL": url}
+        process = subprocess.Popen(command, cwd=claude.folder, env=environment, stdout=subprocess.PIPE, text=True)
+        until(lambda: len(asked) > 2)
+    with process, Proxy(relay.port, port=port):
+        id = relay.notify(claude.number).json()["id"]
+        assert process.stdout
+        assert process.stdout.readline().startswith(f"PAGE id={id}")
+        process.kill()
+
+
 def test_many_pages_are_one_line_of_the_monitor(relay: Relay, claude: Client) -> None:
     for _ in range(30):
         relay.notify(claude.number)
     with watching(claude) as process:
         line = process.stdout.readline()
-        assert line.startswith("PAGES 30: ")
+        assert line.startswith("PAGES 18: ")
         assert len(line) <= 481
+        assert process.stdout.readline().startswith("PAGES 12: ")
         id = relay.notify(claude.number).json()["id"]
         assert process.stdout.readline().startswith(f"PAGE id={id}")
 
@@ -304,14 +384,19 @@ def test_the_monitor_stays_when_there_is_no_mailbox_and_leaves_when_nobody_reads
 # --- nothing that goes wrong is the session's
 
 
-@pytest.mark.parametrize("what", list(EVENTS))
-@pytest.mark.parametrize("trouble", ["no mailbox", "no relay", "500", "401", "a bad file", "a bad address", "no state"])
+TROUBLES = ["no mailbox", "no relay", "500", "401", "a bad file", "a bad address", "no state"]
+
+
+@pytest.mark.parametrize(
+    ("what", "trouble"),
+    [(w, t) for w in EVENTS for t in TROUBLES if (w, t) not in (("rewake", "no relay"), ("rewake", "500"))],
+)
 def test_whatever_goes_wrong_a_hook_is_silent_and_exits_with_0(
     relay: Relay, client: Client, what: str, trouble: str
 ) -> None:
     session_file = client.folder / ".pager_session"
     with contextlib.ExitStack() as stack:
-        environment = {"CLAUDE_CODE_SESSION_ATTENDED": "0" if what == "rewake" and trouble != "401" else "1"}
+        environment = {"CLAUDE_CODE_SESSION_ATTENDED": "1"}
         if trouble == "no mailbox":
             session_file.unlink()
         elif trouble == "no relay":
@@ -351,7 +436,7 @@ def test_a_damaged_memory_is_forgotten(relay: Relay, claude: Client) -> None:
     assert hook(claude, "prompt") == ""
     [path] = (claude.state / "pagermcp" / "sessions").iterdir()
     assert oct(path.stat().st_mode)[-3:] == "600"
-    for content in (b"\xff", b"[]", b'{"handed": [1]}', b'{"x": 1}'):
+    for content in (b"\xff", b"[]", b'{"handed": [1]}', b'{"x": 1}', b'{"handed": [], "woken": [], "looked": null}'):
         path.write_bytes(content)
         relay.notify(claude.number)
         assert "hello" in hook(claude, "prompt")
@@ -425,6 +510,23 @@ def test_the_script_takes_what_it_runs_along_when_it_is_stopped(relay: Relay, cl
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         until(lambda: not _waiters(relay, claude))
+
+
+def test_the_scripts_own_faults_wake_nobody(claude: Client, tmp_path: Path) -> None:
+    closed = script(claude, "rewake", "false", tmp_path, stdin=None, preexec_fn=lambda: os.close(0))
+    with closed as process:
+        assert process.communicate(timeout=20)[0] == ""
+    assert process.returncode == 0
+
+
+def test_what_the_script_has_started_ends_with_it(relay: Relay, claude: Client, tmp_path: Path) -> None:
+    with script(claude, "rewake", pagermcp_program(claude), tmp_path) as process:
+        process.stdin.close()
+        until(lambda: _waiters(relay, claude))
+        process.kill()
+        until(lambda: not _waiters(relay, claude), 25)
+    with rewaking(claude, relay):
+        pass
 
 
 @pytest.mark.parametrize("program", ["no-such-program", "false"])

@@ -44,6 +44,7 @@ def test_it_is_shown_first_done_once_and_taken_out_again(client: Client, home: P
     assert "pagermcp number" in done.stderr
     files = tree(home)
     assert len(files) >= 2
+    assert all(path.stat().st_mode & 0o022 == 0 for path in home.rglob("*"))
     for name in files:
         assert f"+++ {home}/{name}\n" in done.stdout
     again = client("install", agent)
@@ -154,6 +155,74 @@ def test_what_can_not_be_merged_is_left_alone_and_so_is_all_else(
     assert tree(home) == before
 
 
+@pytest.mark.parametrize("there", ['{"type": "remote", "url": "https://mine"}', "[]"])
+def test_somebody_elses_server_of_that_name_stays(client: Client, home: Path, there: str) -> None:
+    config = home / ".config/opencode/opencode.json"
+    config.parent.mkdir(parents=True)
+    config.write_text(f'{{"mcp": {{"pager": {there}}}}}')
+    before = tree(home)
+    assert "mcp.pager is somebody else's" in client("install", "opencode", code=10).stderr
+    client("install", "opencode", "--uninstall")
+    assert tree(home) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pagermcp send 'a stop hook'",
+        "pagermcp hook stop --client codex --hold 5m",
+        "/x/pagermcp hook prompt --client codex",
+    ],
+)
+def test_hooks_of_the_users_own_are_not_taken_for_ours(client: Client, home: Path, command: str) -> None:
+    (home / ".codex").mkdir()
+    mine = {"hooks": {"Stop": [{"hooks": [{"type": "command", "command": command}]}]}}
+    (home / ".codex/hooks.json").write_text(json.dumps(mine))
+    client("install", "codex")
+    assert mine["hooks"]["Stop"][0] in load(home / ".codex/hooks.json")["hooks"]["Stop"]
+    client("install", "codex", "--uninstall")
+    assert load(home / ".codex/hooks.json") == mine
+
+
+def test_a_handler_that_the_user_has_put_beside_ours_stays(client: Client, home: Path) -> None:
+    client("install", "codex")
+    path = home / ".codex/hooks.json"
+    hooks = load(path)
+    hooks["hooks"]["Stop"][0]["hooks"].append({"type": "command", "command": "mine"})
+    path.write_text(json.dumps(hooks))
+    client("install", "codex", "--uninstall")
+    assert "mine" in path.read_text()
+
+
+def test_windows_line_ends_stay(client: Client, home: Path) -> None:
+    (home / ".codex").mkdir()
+    before = {"config.toml": b'model = "x"\r\n', "hooks.json": b'{\r\n  "hooks": {\r\n    "Stop": []\r\n  }\r\n}\r\n'}
+    for name, content in before.items():
+        (home / ".codex" / name).write_bytes(content)
+    client("install", "codex")
+    for name in before:
+        content = (home / ".codex" / name).read_bytes()
+        assert content.count(b"\n") == content.count(b"\r\n") > 5
+    client("install", "codex", "--uninstall")
+    assert (home / ".codex/config.toml").read_bytes() == before["config.toml"]
+
+
+def test_a_hook_that_lost_its_right_to_be_run_gets_it_back(client: Client, home: Path) -> None:
+    client("install", "claude")
+    [hook] = home.glob(".local/share/pagermcp/claude/pagermcp/bin/hook")
+    hook.chmod(0o644)
+    assert client("install", "claude").stdout == f"{hook}: mode 755\n"
+    assert os.access(hook, os.X_OK)
+    assert client("install", "claude").stdout == "nothing to change\n"
+
+
+def test_an_entry_in_a_file_that_another_has_replaced_is_taken_out_too(client: Client, home: Path) -> None:
+    client("install", "opencode")
+    (home / ".config/opencode/opencode.jsonc").write_text("{}")
+    client("install", "opencode", "--uninstall")
+    assert set(tree(home)) == {".config/opencode/opencode.jsonc"}
+
+
 def test_a_file_that_is_a_link_is_changed_where_it_is(client: Client, home: Path) -> None:
     (home / "dotfiles").mkdir()
     (home / ".claude").mkdir()
@@ -162,6 +231,8 @@ def test_a_file_that_is_a_link_is_changed_where_it_is(client: Client, home: Path
     client("install", "claude")
     assert (home / ".claude/settings.json").is_symlink()
     assert "enabledPlugins" in load(home / "dotfiles/settings.json")
+    client("install", "claude", "--uninstall")
+    assert load(home / ".claude/settings.json") == {}
 
 
 def test_a_file_that_somebody_changes_meanwhile_is_not_written_over(tmp_path: Path) -> None:

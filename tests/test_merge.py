@@ -106,6 +106,14 @@ def test_what_is_no_such_file_is_left_alone(text: str, says: str) -> None:
         put(text, ["mcp", "pager"], 1)
 
 
+def test_a_comma_in_a_comment_is_none() -> None:
+    text = '{\n  "plugins": {\n    "x": true // one, two\n  } // three, four\n}\n'
+    after = put(text, ["plugins", "p"], True)
+    assert after == text.replace("true //", "true, //").replace("two\n", 'two\n    "p": true\n')
+    assert drop(after, ["plugins", "p"]) == text
+    assert without_comments(drop(text, ["plugins"])) == {}
+
+
 NAMES = st.sampled_from(["a", "b", "mcp", 'q"\\', "ü"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -137,6 +145,52 @@ def test_any_object_keeps_all_else(before: dict[str, Any], path: list[str], valu
     assert put(after, path, value) == after
     if not was_there:
         assert path[-1] not in str_keys(json.loads(drop(after, path)), path[:-1])
+
+
+COMMENTS = st.sampled_from(["", "", " ", "\n", "// a, b {\n", "/* c, [ */", "\n  // d\n", '/* " */\n'])
+
+
+@st.composite
+def with_comments(draw: st.DrawFn, value: Any) -> str:
+    """This value as JSON with comments, line breaks and trailing commas wherever they may be."""
+    if not isinstance(value, dict | list):
+        return json.dumps(value)
+    items = [
+        draw(COMMENTS)
+        + (json.dumps(name) + draw(COMMENTS) + ":" + draw(COMMENTS) if isinstance(value, dict) else "")
+        + draw(with_comments(inner))
+        + draw(COMMENTS)
+        for name, inner in (value.items() if isinstance(value, dict) else enumerate(value))
+    ]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return opening + ",".join(items) + draw(st.sampled_from(["", ","] if items else [""])) + draw(COMMENTS) + closing
+
+
+@given(st.data(), st.dictionaries(NAMES, VALUES, max_size=4), VALUES)
+def test_comments_anywhere_stay_and_the_rest_is_as_it_was(
+    data: st.DataObject, before: dict[str, Any], value: Any
+) -> None:
+    text = data.draw(with_comments(before))
+    after = put(text, ["new", "ours"], value)
+    assert parsed(after) == {**before, "new": {"ours": value}}
+    assert comments(after) == comments(text)
+    without = drop(after, ["new"])
+    assert parsed(without) == before
+    assert [comment for comment in comments(text) if comment not in comments(without)] == []
+
+
+TOKEN = re.compile(r'(?P<string>"(?:[^"\\]|\\.)*")|(?P<comment>//[^\n]*|/\*.*?\*/)', re.DOTALL)
+
+
+def comments(text: str) -> list[str]:
+    return [match["comment"] for match in TOKEN.finditer(text) if match["comment"]]
+
+
+def parsed(text: str) -> Any:
+    """By another way than the code under test: without comments and trailing commas it is JSON."""
+    plain = TOKEN.sub(lambda match: match["string"] or "", text)
+    commas = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])')
+    return json.loads(commas.sub(lambda match: match[1] or "", plain))
 
 
 def str_keys(value: Any, path: list[str]) -> list[str]:

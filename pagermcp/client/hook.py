@@ -16,13 +16,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NoReturn
 
 from pagermcp import address, files
 from pagermcp.client import fence, show
-from pagermcp.client.outbox import state_folder
+from pagermcp.client.outbox import make_state_folder, state_folder
 from pagermcp.client.relay import BadCall, Page, Refused, Relay, RelayError
 from pagermcp.client.session import NoSession, read_session, session_file
 from pagermcp.client.wake import Handed, Probe, acknowledge
@@ -31,6 +31,7 @@ _WAKES = 82  # plugins/claude/bin/hook makes 2 of it, which is also that of a wr
 _LEASE_SECONDS = 600.0  # a turn runs a tool, or ends, within that time
 _PATIENCE_SECONDS = 1.5  # the session stands still meanwhile
 _LOOK_SECONDS = 20.0  # between looks while a turn runs
+_BETWEEN_LINES_SECONDS = 2.0  # Claude Code suppresses what comes faster, and stops the monitor for it
 _MOST_FAILURES = 3
 _REST_SECONDS = 300.0  # without calls, after so many failures
 _MOST_PAGES = 100
@@ -59,7 +60,7 @@ def run(what: str, client: str, hold: float = 0) -> int:
             _watch(client)
         raw = b"" if os.isatty(0) else sys.stdin.buffer.read(_MOST_MEMORY_BYTES)
         said = json.loads(raw or b"{}")
-        session = Session(said if isinstance(said, dict) else {}, client)
+        session = Session(said if isinstance(said, dict) else {}, client, lambda text: _say(what, text))
         if what == "rewake":
             if text := session.wake():
                 os.write(2, text.encode())
@@ -67,11 +68,11 @@ def run(what: str, client: str, hold: float = 0) -> int:
         elif what == "session-start":
             show.put_lines([session.introduce()])
         elif what == "stop":
-            if text := session.continued(hold):
-                show.put_json({"decision": "block", "reason": text})
-        elif text := session.prompted() if what == "prompt" else session.in_between():
-            event = {"prompt": "UserPromptSubmit", "mid-turn": "PostToolUse"}[what]
-            show.put_json({"hookSpecificOutput": {"hookEventName": event, "additionalContext": text}})
+            session.continued(hold)
+        elif what == "prompt":
+            session.prompted()
+        else:
+            session.in_between()
     except (*_NOTHING_TO_DO, ValueError, show.Unwritable):
         pass
     except Exception:  # noqa: BLE001 - the session must not suffer from it; doctor shows it
@@ -80,8 +81,17 @@ def run(what: str, client: str, hold: float = 0) -> int:
     return 0
 
 
+def _say(what: str, text: str) -> None:
+    """Hand pages over, as this event has it. Raises Unwritable."""
+    if what == "stop":
+        show.put_json({"decision": "block", "reason": text})
+    else:
+        event = {"prompt": "UserPromptSubmit", "mid-turn": "PostToolUse"}[what]
+        show.put_json({"hookSpecificOutput": {"hookEventName": event, "additionalContext": text}})
+
+
 def _write_trouble(text: str) -> None:
-    os.makedirs(state_folder(), 0o700, exist_ok=True)
+    make_state_folder("sessions")
     temporary = f"{trouble_file()}.{os.getpid()}"
     files.write_over(trouble_file(), temporary, text.encode(errors="replace"), 0o600)
 
@@ -106,7 +116,9 @@ class _Memory:
             given = json.loads(content)
             for name in ("handed", "woken"):
                 given[name] = [Handed(one["handle"], Probe.read(one["probe"])) for one in given[name]]
-            return cls(**given)
+            memory = cls(**given)
+            if all(isinstance(getattr(memory, one.name), int | float | list) for one in fields(cls)):
+                return memory
         return cls()
 
     def rests(self) -> bool:
@@ -118,17 +130,18 @@ class Session:
     """An agent's session as its hooks see it. said: what the client gave them. Raises NoSession, InvalidAddress and
     BadCall, when there is no mailbox to look into."""
 
-    def __init__(self, said: Mapping[str, Any], client: str) -> None:
-        folder = os.environ.get("CLAUDE_PROJECT_DIR") or str(said.get("cwd") or ".")
+    def __init__(self, said: Mapping[str, Any], client: str, say: Callable[[str], None] = lambda text: None) -> None:
+        project = os.environ.get("CLAUDE_PROJECT_DIR") if client == "claude" else None  # Codex may run inside of it
+        folder = project or str(said.get("cwd") or ".")
         key = read_session(session_file(folder))
         self._relay = Relay(key, tries=1, patience=_PATIENCE_SECONDS)
         self._client = client
         self._said = said
-        self.owner = Owner()
+        self._say = say
+        self.owner = Owner(os.environ.get("CLAUDE_PID", "") if client == "claude" else "")
         who = f"{self._relay.number} {client} {self.owner.name or said.get('session_id')}"
-        self._folder = os.path.join(state_folder(), "sessions")
+        self._folder = make_state_folder("sessions")
         self._path = os.path.join(self._folder, hashlib.sha256(who.encode()).hexdigest()[:32])
-        os.makedirs(self._folder, 0o700, exist_ok=True)
 
     def introduce(self) -> str:
         """What a session should know from its start."""
@@ -138,36 +151,41 @@ class Session:
         in_codex = _IN_CODEX if self._client == "codex" else ""
         return f"{fence.GUIDANCE}\n{in_codex}The number of this project is {number}. Pages that wait for it: {waiting}."
 
-    def prompted(self) -> str:
+    def prompted(self) -> None:
         """The pages for a session to which somebody has just said something."""
-        by_itself = str(self._said.get("prompt", "")).lstrip().startswith(_OWN_NOTICE)
+        prompt = str(self._said.get("prompt", ""))
+        by_itself = prompt.lstrip().startswith(_OWN_NOTICE)
         with self._memory() as memory:
-            if memory.rests():
-                return ""
-            woken = [] if by_itself else memory.woken  # nothing has shown that these did wake it
-            return self._hand_over(memory, again=[one.handle for one in woken])
+            did_wake = [one for one in memory.woken if by_itself and one.handle[:16] in prompt]
+            if not memory.rests():
+                self._hand_over(memory, again=[] if by_itself else [one.handle for one in memory.woken])
+            memory.woken = [one for one in memory.woken if one not in did_wake]
+            memory.handed += did_wake
 
-    def in_between(self) -> str:
+    def in_between(self) -> None:
         """The pages for a session in the midst of a turn."""
         with self._memory() as memory:
-            soon = 0 <= time.time() - memory.looked < _LOOK_SECONDS and not memory.handed + memory.woken
-            return "" if soon or memory.rests() or self._is_sub_agent() else self._hand_over(memory, has_woken=True)
+            # a page that another tool's hook has just handed over, in parallel, is not acknowledged by this one
+            soon = 0 <= time.time() - memory.looked < _LOOK_SECONDS
+            if not (soon or memory.rests() or self._is_sub_agent()):
+                self._hand_over(memory)
 
-    def continued(self, hold: float) -> str:
+    def continued(self, hold: float) -> None:
         """The pages by which a turn goes on that is about to end. hold: seconds to wait for one."""
         with self._memory() as memory:
             memory.continued = memory.continued + 1 if self._said.get("stop_hook_active") else 0
-            if memory.continued >= _MOST_CONTINUED:  # others could keep it busy for ever; they wait for the next prompt
-                return ""
-            return self._hand_over(memory, has_woken=True, seconds=hold)
+            if memory.continued < _MOST_CONTINUED:  # others could keep it busy for ever; they wait for the next prompt
+                self._hand_over(memory, seconds=hold)
 
     def wake(self) -> str:
         """The pages by which an idle session is woken, when they come; empty when it is gone, or another one of us
         watches already."""
-        if os.environ.get("CLAUDE_CODE_SESSION_ATTENDED") == "0" or self._is_sub_agent():
-            return ""  # `claude -p` would not end before we do
+        if self._is_sub_agent():
+            return ""
         with self._memory() as memory, contextlib.suppress(RelayError):  # then later
-            self._acknowledge(memory, has_woken=True)
+            self._acknowledge(memory)
+        if os.environ.get("CLAUDE_CODE_SESSION_ATTENDED") == "0":
+            return ""  # `claude -p` would not end before we do
         with self.watching() as free:
             return fence.fenced(pages, most_bytes=_share(pages)) if free and (pages := self.wait_and_wake()) else ""
 
@@ -182,36 +200,35 @@ class Session:
             else:
                 yield True
 
-    def wait_and_wake(self) -> list[Page]:
-        """Wait for pages by which the session is woken; none when it is gone. Raises Refused for what does not pass."""
+    def wait_and_wake(self, most: int = _MOST_PAGES) -> list[Page]:
+        """Wait for pages by which the session is woken; none when it is gone. Raises RelayError for what does not
+        pass."""
         pages = self._relay.wait(
             timeout=None,
-            max=_MOST_PAGES,
+            max=most,
             lease=_LEASE_SECONDS,
             on_trouble=lambda error, pause: None,
             given_up=self.owner.is_gone,
         )
-        with self._memory() as memory:
+        with contextlib.suppress(OSError), self._memory() as memory:  # on a full disk they come again
             memory.woken += map(Handed.over, pages)
         return pages
 
-    def keep_leases(self) -> NoReturn:
-        """Keep the pages by which the session was woken, until a hook shows that it was."""
-        while True:
-            threading.Event().wait(_LEASE_SECONDS / 3)
+    def keep_leases(self, enough: threading.Event) -> None:
+        """Keep the pages by which the session was woken, until it shows that it was."""
+        while not enough.wait(_LEASE_SECONDS / 3):
             with self._memory() as memory:
                 woken = memory.woken
             for one in woken:
                 with contextlib.suppress(RelayError):  # acknowledged by now, or it comes again
                     self._relay.extend(one.handle, lease=_LEASE_SECONDS)
 
-    def _hand_over(
-        self, memory: _Memory, again: Sequence[str] = (), has_woken: bool = False, seconds: float = 0
-    ) -> str:
+    def _hand_over(self, memory: _Memory, again: Sequence[str] = (), seconds: float = 0) -> None:
         """Acknowledge what was handed over before, and hand over what waits. again: handles of leased pages to be
         handed over as well."""
+        memory.looked = time.time()
         try:
-            self._acknowledge(memory, has_woken)
+            self._acknowledge(memory)
             pages = [page for page in self._relay.pages("leased", limit=1000) if page.handle in again] if again else []
             pages += self._relay.wait(
                 timeout=seconds, max=_MOST_PAGES, lease=_LEASE_SECONDS, given_up=self.owner.is_gone
@@ -220,21 +237,21 @@ class Session:
             memory.failures += 1
             if memory.failures >= _MOST_FAILURES:
                 memory.failures, memory.rest_until = 0, time.time() + _REST_SECONDS
-            return ""
-        memory.failures, memory.looked = 0, time.time()
+            return
+        memory.failures = 0
+        if pages:  # first to the session, and then into the memory: in between nothing is lost
+            self._say(fence.fenced(pages, most_bytes=_share(pages)))
         memory.handed = list(map(Handed.over, pages))
         memory.woken = [one for one in memory.woken if one.handle not in again]
-        return fence.fenced(pages, most_bytes=_share(pages)) if pages else ""
 
-    def _acknowledge(self, memory: _Memory, has_woken: bool) -> None:
-        received = memory.handed + (memory.woken if has_woken else [])
+    def _acknowledge(self, memory: _Memory) -> None:
         try:
-            acknowledge(self._relay, received, self._client)
+            acknowledge(self._relay, memory.handed, self._client)
         except Refused as error:
             if error.for_now:
                 raise
             # a lease ran out, and that page comes again; the others are acknowledged
-        memory.handed, memory.woken = [], [] if has_woken else memory.woken
+        memory.handed = []
 
     def _is_sub_agent(self) -> bool:
         return "agent_id" in self._said
@@ -257,14 +274,15 @@ class Session:
             with contextlib.suppress(OSError):
                 path = os.path.join(self._folder, name)
                 if os.stat(path).st_mtime < time.time() - _OLD_SECONDS:
-                    files.remove(path)
+                    with open(path, "ab", opener=_private) as file:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a session of long ago may still be watched
+                        files.remove(path)
 
 
 class Owner:
-    """The process to which a session belongs: Claude Code's, by CLAUDE_PID, or else our parent."""
+    """The process to which a session belongs: Claude Code's, by its pid, and our parent, which waits for us."""
 
-    def __init__(self) -> None:
-        given = os.environ.get("CLAUDE_PID", "")
+    def __init__(self, given: str) -> None:
         self._parent = os.getppid()
         self._pid = int(given) if given.isascii() and given.isdigit() else 0
         self._since = _started(self._pid)
@@ -272,7 +290,7 @@ class Owner:
 
     def is_gone(self) -> bool:
         """Whether it has ended."""
-        return _started(self._pid) != self._since if self._since else os.getppid() != self._parent
+        return os.getppid() != self._parent or (bool(self._since) and _started(self._pid) != self._since)
 
 
 def _started(pid: int) -> str:
@@ -294,17 +312,20 @@ def _watch(client: str) -> NoReturn:
     """Write a line for each page, by which Claude Code wakes the session. It never ends by itself, since its end wakes
     the session too: only when nobody reads the lines any more."""
     threading.Thread(target=_end_with_reader, daemon=True).start()
-    with contextlib.suppress(*_NOTHING_TO_DO):
-        session = Session({}, client)
-        with session.watching() as free:
-            if free:
-                threading.Thread(target=session.keep_leases, daemon=True).start()
-                while pages := session.wait_and_wake():
-                    show.put_lines(fence.lines(pages))
-            if session.owner.is_gone():
-                os._exit(0)
     while True:
-        threading.Event().wait()
+        enough = threading.Event()
+        with contextlib.suppress(*_NOTHING_TO_DO):
+            session = Session({}, client)
+            with session.watching() as free:
+                if free:
+                    threading.Thread(target=session.keep_leases, args=[enough], daemon=True).start()
+                while free and (pages := session.wait_and_wake(fence.MOST_LINE_IDS)):
+                    show.put_lines(fence.lines(pages))
+                    threading.Event().wait(_BETWEEN_LINES_SECONDS)
+                if session.owner.is_gone():
+                    os._exit(0)
+        enough.set()
+        threading.Event().wait(_REST_SECONDS)  # by then there may be a mailbox, or the relay is one again
 
 
 def _end_with_reader() -> NoReturn:

@@ -4,6 +4,7 @@ configuration. All changes are worked out first and shown, and each file is repl
 import difflib
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 from pagermcp import files
 from pagermcp.client import merge
 
+_OUR_COMMAND = re.compile(r"pagermcp'? hook [a-z-]+ --client codex 2>/dev/null \|\| true$")
 _MOST_BYTES = 1 << 24
 _PACKAGE = Path(__file__).parent.parent
 
@@ -27,8 +29,8 @@ class CannotInstall(Exception):
 
 @dataclass(frozen=True)
 class Change:
-    """A file that is to become another. before, after: its content; None: there is none. mode: of a new file; root: the
-    folder, and those in it, that go too when they are empty."""
+    """A file that is to become another. before, after: its content; None: there is none. mode: which it then has; root:
+    the folder, and those in it, that go too when they are empty."""
 
     path: str
     before: bytes | None
@@ -40,7 +42,8 @@ class Change:
         """The change as lines of a unified diff."""
         before, after = ((one or b"").decode(errors="replace").splitlines() for one in (self.before, self.after))
         old, new = (os.devnull if one is None else self.path for one in (self.before, self.after))
-        return list(difflib.unified_diff(before, after, old, new, lineterm="", n=2))
+        lines = list(difflib.unified_diff(before, after, old, new, lineterm="", n=2))
+        return lines or [f"{self.path}: mode {self.mode:o}"]
 
     def make(self) -> None:
         """Make it, unless the file has changed meanwhile. Raises CannotInstall, and OSError."""
@@ -50,16 +53,15 @@ class Change:
         folder = os.path.dirname(path)
         if self.after is None:
             os.unlink(path)
-            while self.root and f"{folder}/".startswith(f"{self.root}/") and not os.listdir(folder):
+            while self.root and f"{folder}/".startswith(f"{os.path.realpath(self.root)}/") and not os.listdir(folder):
                 os.rmdir(folder)
                 folder = os.path.dirname(folder)
             return
         _make_folders(folder)
-        status = os.stat(path) if self.before is not None else None
-        owner = status or os.stat(folder)
+        owner = os.stat(folder if self.before is None else path)
         temporary = f"{path}.{secrets.token_hex(4)}"
         try:
-            files.write(temporary, self.after, stat.S_IMODE(status.st_mode) if status else self.mode)
+            files.write(temporary, self.after, self.mode)
             if os.geteuid() == 0:
                 os.chown(temporary, owner.st_uid, owner.st_gid)
             files.replace(temporary, path)
@@ -71,12 +73,14 @@ class Change:
 
 @dataclass(frozen=True)
 class _File:
-    """A file that an agent reads, and what becomes of its text; None: it goes."""
+    """A file that an agent reads, and what becomes of its text; None: it goes. mode: of a new one, and of one that is
+    not theirs."""
 
     path: str
     mode: int
     change: Callable[[str], str | None]
     root: str = ""
+    is_theirs: bool = True
 
 
 def changes(client: str, uninstall: bool) -> list[Change]:
@@ -86,34 +90,36 @@ def changes(client: str, uninstall: bool) -> list[Change]:
     for file in {"opencode": _opencode, "claude": _claude, "codex": _codex}[client](uninstall):
         try:
             before = _read(file.path)
-            text = (before or b"").decode()
+            text = (before or b"").decode(errors="strict" if file.is_theirs else "replace")
             after = file.change(text)
+            is_new = before is None or after is None
+            there = 0 if is_new else stat.S_IMODE(os.stat(file.path).st_mode)
         except (merge.NotMergeable, UnicodeDecodeError) as error:
             raise CannotInstall(f"{file.path} is left alone: {error}; mend it, and try again") from None
         except OSError as error:
             raise CannotInstall(f"{file.path}: {error.strerror}") from None
-        if after == text or (after is None and before is None):
+        mode = file.mode if is_new or not file.is_theirs else there
+        if (after == text and (is_new or mode == there)) or (after is None and before is None):
             continue
-        is_empty = after is None or (uninstall and not after.strip(" \n{}"))
-        found.append(
-            Change(file.path, before, None if after is None or is_empty else after.encode(), file.mode, file.root)
-        )
+        is_empty = after is None or (uninstall and not after.strip(" \n{}") and not os.path.islink(file.path))
+        content = None if after is None or is_empty else after.encode()
+        found.append(Change(file.path, before, content, mode, file.root))
     return found[::-1] if uninstall else found  # who names a file comes after it, and goes before it
 
 
 def _opencode(uninstall: bool) -> Iterator[_File]:
-    folder = os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "opencode")
+    folder = os.path.join(_xdg("XDG_CONFIG_HOME", "~/.config"), "opencode")
     yield _ours(f"{folder}/plugins/pager.js", plugins_folder() / "pager.js", uninstall, is_shared=True)
     names = [f"{folder}/opencode.{kind}" for kind in ("jsonc", "json")]
     server = {"type": "local", "command": [_program(), "mcp"], "enabled": True, "timeout": 120_000}
     there = [name for name in names if os.path.exists(name)]
-    yield _File([*there, *names[1:]][0], 0o600, _member(["mcp", "pager"], server, uninstall))
+    for name in there if uninstall else [*there, *names[1:]][:1]:
+        yield _File(name, 0o600, _member(["mcp", "pager"], server, uninstall))
 
 
 def _claude(uninstall: bool) -> Iterator[_File]:
     """Claude Code loads a marketplace that is a folder from where it is, so it gets one that stays."""
-    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    market = os.path.join(data, "pagermcp", "claude")
+    market = os.path.join(_xdg("XDG_DATA_HOME", "~/.local/share"), "pagermcp", "claude")
     plugin = plugins_folder() / "claude"
     manifest = json.loads((plugin / ".claude-plugin/plugin.json").read_text())
     entry = {"name": "pagermcp", "source": "./pagermcp", "description": manifest["description"]}
@@ -147,7 +153,7 @@ def _codex(uninstall: bool) -> Iterator[_File]:
             merge.take_table(text, path, _is_our_server) if uninstall else merge.put_table(text, lines, _is_our_server)
         )
 
-    yield _File(f"{home}/config.toml", 0o600, change_table)
+    yield _File(f"{home}/config.toml", 0o600, _in_its_line_ends(change_table))
     hooks = json.loads(_with_program((plugin / "hooks.json").read_text()))["hooks"]
 
     def change(text: str) -> str:
@@ -159,7 +165,7 @@ def _codex(uninstall: bool) -> Iterator[_File]:
                 text = merge.take(text, path, _is_our_hook)
         return text
 
-    yield _File(f"{home}/hooks.json", 0o600, change)
+    yield _File(f"{home}/hooks.json", 0o600, _in_its_line_ends(change))
 
 
 def plugins_folder() -> Path:
@@ -176,17 +182,42 @@ def _ours(target: str, source: Path | None, uninstall: bool, root: str = "", is_
             raise merge.NotMergeable("it is not ours")
         return None if uninstall or source is None else _with_program(source.read_text())
 
-    return _File(target, source.stat().st_mode & 0o755 if source else 0, change, root)
+    return _File(target, source.stat().st_mode & 0o755 if source else 0, change, root, is_theirs=is_shared)
 
 
 def _member(path: list[str], value: object, uninstall: bool) -> Callable[[str], str]:
-    if uninstall:
-        return lambda text: merge.drop(text, path) if text.strip() else text
-    return lambda text: merge.put(text, path, value)
+    def change(text: str) -> str:
+        there = merge.value(text, path)
+        if there is not None and "pagermcp" not in json.dumps({path[-1]: there}):
+            if uninstall:
+                return text
+            raise merge.NotMergeable(f"{'.'.join(path)} is somebody else's")
+        return merge.drop(text, path) if uninstall else merge.put(text, path, value)
+
+    return _in_its_line_ends(change)
+
+
+def _in_its_line_ends(change: Callable[[str], str]) -> Callable[[str], str]:
+    """The change, of a text whose lines may end as on Windows."""
+
+    def with_line_ends(text: str) -> str:
+        if not (count := text.count("\r\n")) or count != text.count("\n"):
+            return change(text)
+        return change(text.replace("\r\n", "\n")).replace("\n", "\r\n")
+
+    return with_line_ends
 
 
 def _is_our_hook(group: Any) -> bool:
-    return "pagermcp" in json.dumps(group) and " hook " in json.dumps(group)
+    """Whether a group of hooks is ours and nothing else."""
+    hooks = group.get("hooks") if isinstance(group, dict) else None
+    commands = [hook.get("command") if isinstance(hook, dict) else None for hook in hooks or [None]]
+    return all(_OUR_COMMAND.search(str(command)) for command in commands)
+
+
+def _xdg(name: str, default: str) -> str:
+    given = os.environ.get(name, "")
+    return given if os.path.isabs(given) else os.path.expanduser(default)  # a relative one counts for none
 
 
 def _is_our_server(table: Any) -> bool:
@@ -209,7 +240,7 @@ def _with_program(text: str) -> str:
     for before, after in (
         ("pagermcp=pagermcp ", f"pagermcp={quoted} "),
         ('"command": "pagermcp"', f'"command": {json.dumps(program)}'),
-        ('command = "pagermcp"', f"command = {json.dumps(program)}"),
+        ('command = "pagermcp"', f"command = {json.dumps(program, ensure_ascii=False)}"),
         ('"pagermcp hook ', f'"{json.dumps(quoted)[1:-1]} hook '),
     ):
         text = text.replace(before, after)

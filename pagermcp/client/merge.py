@@ -11,7 +11,7 @@ from typing import Any
 _SPACE = re.compile(r"(?:\s|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
 _SCALAR = re.compile(r'"(?:[^"\\\n]|\\.)*"|[^\s,:\[\]{}/"]+')
 _REST_OF_LINE = re.compile(r"[ \t]*,?[ \t]*(?://[^\n]*|/\*[^\n]*?\*/[ \t]*)?(?=\n)")
-_COMMA = re.compile(r"(?:\s|//[^\n]*|/\*.*?\*/)*,", re.DOTALL)
+_COMMA = re.compile(r"(?>\s|//[^\n]*|/\*.*?\*/)*+,", re.DOTALL)  # never one that is in a comment
 _BEGIN = "# pagermcp install has put here what follows"
 _END = "# pagermcp: end"
 
@@ -37,16 +37,17 @@ def put(text: str, path: Sequence[str], value: object) -> str:
     """JSON in which the member at this path has this value; objects on the way are made. Raises NotMergeable."""
     *way, name = path
     text, node = _object(text, way, {})
-    for item in node.items:
-        if item.name == name:
-            if item.value == value:
-                return text
-            return text[: item.start] + _dumped(value, _indent(text, item.begins)) + text[item.end :]
+    if item := _at(node, [name]):
+        if item.value == value:
+            return text
+        return text[: item.start] + _dumped(value, _indent(text, item.begins)) + text[item.end :]
     return _with(text, node, value, f"{json.dumps(name)}: ")
 
 
 def drop(text: str, path: Sequence[str]) -> str:
     """JSON without the member at this path, nor the objects around it that are empty then. Raises NotMergeable."""
+    if not text.strip():
+        return text
     nodes = [_scan_all(text)]
     for name in path:
         found = [item for item in nodes[-1].items if item.name == name]
@@ -55,6 +56,12 @@ def drop(text: str, path: Sequence[str]) -> str:
         nodes.append(found[-1])
     text = _without(text, nodes[-2], nodes[-1])
     return drop(text, path[:-1]) if len(nodes[-2].items) == 1 and len(path) > 1 else text
+
+
+def value(text: str, path: Sequence[str]) -> Any:
+    """What JSON has at this path; None when there is nothing. Raises NotMergeable."""
+    node = _at(_scan_all(text), path) if text.strip() else None
+    return node and node.value
 
 
 def add(text: str, path: Sequence[str], value: object, is_ours: Callable[[Any], bool]) -> str:
@@ -190,7 +197,8 @@ def _with(text: str, node: _Node, value: object, named: str) -> str:
     if not node.items:
         outer = _indent(text, node.start)
         inner = outer + "  "
-        return f"{text[: node.start + 1]}\n{inner}{named}{_dumped(value, inner)}\n{outer}{text[node.end - 1 :]}"
+        kept = text[: node.end - 1].rstrip()  # with what comments there are
+        return f"{kept}\n{inner}{named}{_dumped(value, inner)}\n{outer}{text[node.end - 1 :]}"
     last = node.items[-1]
     comma = _COMMA.match(text, last.end, node.end)
     line = _REST_OF_LINE.match(text, last.end, node.end)
@@ -213,7 +221,10 @@ def _without(text: str, node: _Node, item: _Node) -> str:
     rest = _REST_OF_LINE.match(text, end)
     ends_with_comma = bool(comma) or position < len(node.items) - 1
     if line_start > node.start and not text[line_start : item.begins].strip() and rest:  # it has its lines for itself
-        text = text[:line_start] + text[rest.end() + 1 :]
+        if rest[0].strip(" \t"):  # a comment behind it stays
+            text = text[: item.begins] + text[end:].lstrip(" \t")
+        else:
+            text = text[:line_start] + text[rest.end() + 1 :]
         if before and not ends_with_comma and (found := _COMMA.match(text, before)):
             text = text[: found.end() - 1] + text[found.end() :]
         return text

@@ -97,6 +97,17 @@ def state_folder() -> str:
     return os.path.join(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "pagermcp")
 
 
+def make_state_folder(name: str) -> str:
+    """The folder of this name in the state folder, which are made, for us alone, when they are not there. Raises
+    OSError."""
+    if not os.path.isabs(state_folder()):  # no home, or a variable that is to be ignored then
+        raise OSError(errno.ENOENT, "XDG_STATE_HOME must be set, and begin with /")
+    os.makedirs(state_folder(), 0o700, exist_ok=True)
+    folder = os.path.join(state_folder(), name)
+    os.makedirs(folder, 0o700, exist_ok=True)
+    return folder
+
+
 class Outbox:
     """This user's outbox, in XDG_STATE_HOME or ~/.local/state. It is made by the first page that is put there."""
 
@@ -107,9 +118,7 @@ class Outbox:
 
     def put(self, page: Outgoing) -> str:
         """Keep a page, durably; the path of its file. Raises OSError."""
-        if not os.path.isabs(self.folder):  # no home, or a variable that is to be ignored then
-            raise OSError(errno.ENOENT, "XDG_STATE_HOME must be set, and begin with /")
-        os.makedirs(self.folder, 0o700, exist_ok=True)
+        make_state_folder("outbox")
         if files.make_directory(self._new, 0o700):
             files.sync_directory(self.folder)
             files.sync_directory(os.path.dirname(self.folder))

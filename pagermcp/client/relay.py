@@ -266,7 +266,7 @@ class Relay:
             query["timeout"] = f"{left:.3f}"
             began = time.monotonic()
             try:
-                pages = self._pages("/wait", read=left + _LATE_SECONDS, tries=1, params=query)
+                pages = self._pages("/wait", read=left + min(_LATE_SECONDS, 3 * self._patience), tries=1, params=query)
             except RelayError as error:
                 now = time.monotonic()
                 if given_up and given_up():
