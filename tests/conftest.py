@@ -1,6 +1,7 @@
 """Live relays for tests: a real process, a free port, a temporary spool, always stopped by its own process id."""
 
 import concurrent.futures
+import contextlib
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import requests
+from filelock import FileLock
 
 from pagermcp.address import number_of
 from pagermcp.spool import Spool
@@ -86,6 +88,31 @@ def require(tool: str, package: str) -> str:
             pytest.fail(reason)
         pytest.skip(reason)
     return path
+
+
+def from_npm(package: str, version: str, pattern: str) -> str:
+    """The path of an agent's program, out of a package of npm whose scripts are not run. It has hundreds of megabytes,
+    so it is only fetched where PAGERMCP_STRICT is set, once; elsewhere its tests are skipped."""
+    folder = REPOSITORY / ".cache" / f"{package.rpartition('/')[2]}-{version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        for again in (False, True):
+            for path in folder.glob(f"node_modules/{pattern}"):
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # for another CPU or C library
+                    home = clean_environment(HOME=folder / "home", XDG_CONFIG_HOME=folder / "home")
+                    told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, env=home)
+                    if version in told.stdout:
+                        return str(path)
+            reason = f"{package} is not there; it is fetched where PAGERMCP_STRICT is set"
+            if again or not os.environ.get("PAGERMCP_STRICT"):
+                break
+            command = [require("npm", "npm"), "install", "--ignore-scripts", "--no-audit", "--no-fund"]
+            fetch = [*command, "--prefix", folder, f"{package}@{version}"]
+            done = subprocess.run(fetch, capture_output=True, text=True, timeout=900)
+            reason = f"{package} {version} could not be fetched for this machine: {done.stderr[-500:]}"
+    if os.environ.get("PAGERMCP_STRICT"):
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 def as_user(user: int, imports: str, script: str) -> list[str]:

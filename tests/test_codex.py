@@ -4,10 +4,8 @@ import contextlib
 import functools
 import json
 import os
-import platform
 import pty
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,17 +16,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import filelock
 import pytest
-from conftest import REPOSITORY, Client, Relay, require, until
+from conftest import REPOSITORY, Client, Relay, from_npm, until
 from responses import Call, Reply, Responses
 
 from pagermcp.client import fence
 
 VERSION = "0.171.0"
-CACHE = REPOSITORY / ".cache" / f"codex-{VERSION}"
 BIN = Path(sys.executable).parent
-pytestmark = pytest.mark.timeout(600)  # the first time npm gets 150 MB
+pytestmark = pytest.mark.timeout(120, func_only=True)  # without the time in which it is fetched
 CONFIG = """\
 # this user's own
 model = "fake-model"
@@ -52,44 +48,9 @@ WAKE_IDLE, RESUME = re.findall(
 )
 
 
-def find_program() -> str | None:
-    found = sorted(CACHE.glob("node_modules/@openai/codex-*/vendor/*/bin/codex"))
-    return str(found[0]) if found else None
-
-
-def cannot(reason: str) -> None:
-    if os.environ.get("PAGERMCP_STRICT"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="module")
 def program() -> str:
-    """The path of Codex, which npm gets once into a cache in this checkout. Its scripts are not run: all they could
-    bring is a command that starts the program, and we start it by its path."""
-    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
-        cannot(f"there is no Codex for us on {sys.platform} {platform.machine()}")
-    CACHE.parent.mkdir(exist_ok=True)
-    with filelock.FileLock(f"{CACHE}.lock"):
-        if not find_program():
-            get_program()
-    return find_program() or pytest.fail(f"there is no program for this machine in {CACHE}")
-
-
-def get_program() -> None:
-    npm = require("npm", "npm")
-    made = Path(f"{CACHE}.new")
-    shutil.rmtree(made, ignore_errors=True)
-    options = ["--prefix", made, "--no-save", "--ignore-scripts", "--no-audit", "--no-fund"]
-    command = [npm, "install", *options, f"@openai/codex@{VERSION}"]
-    try:
-        got = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    except subprocess.TimeoutExpired:
-        cannot(f"npm did not get Codex {VERSION} in 500 s")
-    else:
-        if got.returncode:
-            cannot(f"npm did not get Codex {VERSION}: {got.stderr.strip()[-500:]}")
-        made.rename(CACHE)
+    return from_npm("@openai/codex", VERSION, "@openai/codex-*/vendor/*/bin/codex")
 
 
 class Codex:

@@ -541,6 +541,13 @@ def test_by_the_script_the_monitor_stays_for_as_long_as_the_session(
         assert process.stdout.read() == ""
 
 
+def test_by_the_script_the_monitor_leaves_when_nobody_reads(relay: Relay, claude: Client, tmp_path: Path) -> None:
+    with script(claude, "watch", pagermcp_program(claude), tmp_path) as process:
+        until(lambda: _waiters(relay, claude))
+        process.stdout.close()
+        assert process.wait(10) == 0  # though its session is still there, as one is that was just killed
+
+
 # --- Codex
 
 

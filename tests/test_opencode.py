@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -14,15 +13,14 @@ from typing import Any
 
 import pytest
 import requests
-from conftest import REPOSITORY, Relay, clean_environment, new_key, number, require, until
-from filelock import FileLock
+from conftest import REPOSITORY, Relay, clean_environment, from_npm, new_key, number, require, until
 from model import Model
 
 from pagermcp.durations import in_words
 
 PLUGIN = REPOSITORY / "plugins" / "pager.js"
 VERSION = "1.18.33"
-CACHE = REPOSITORY / ".cache" / f"opencode-ai-{VERSION}"
+pytestmark = pytest.mark.timeout(120, func_only=True)  # without the time in which it is fetched
 GIVEN: dict[str, Any] = json.loads((REPOSITORY / "tests/fence.json").read_text())
 
 
@@ -91,24 +89,8 @@ def test_in_node(scenario: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def binary() -> Path:
-    """OpenCode from npm, without the scripts of its package; kept for the next run."""
-    npm = require("npm", "npm")
-    system, machine = platform.system().lower(), {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), "arm64")
-    old = machine == "x64" and system == "linux" and "avx2" not in Path("/proc/cpuinfo").read_text()
-    package = f"opencode-{system}-{machine}{'-baseline' * old}"
-    CACHE.parent.mkdir(exist_ok=True)
-    with FileLock(f"{CACHE}.lock"):
-        if not CACHE.is_dir():
-            new = CACHE.with_name(f"{CACHE.name}.new")
-            command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(new)]
-            done = subprocess.run([*command, f"{package}@{VERSION}"], text=True, capture_output=True)
-            if done.returncode:
-                shutil.rmtree(new, ignore_errors=True)
-                reason = f"{package} could not be installed: {done.stderr[-500:]}"
-                (pytest.fail if os.environ.get("PAGERMCP_STRICT") else pytest.skip)(reason)
-            new.rename(CACHE)
-    return CACHE / "node_modules" / package / "bin" / "opencode"
+def binary() -> str:
+    return from_npm("opencode-ai", VERSION, "opencode-*/bin/opencode")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +102,7 @@ def model() -> Iterator[Model]:
 class OpenCode:
     """`opencode serve` with a home of its own, which outlives it."""
 
-    def __init__(self, binary: Path, home: Path, model: Model, relay: str) -> None:
+    def __init__(self, binary: str, home: Path, model: Model, relay: str) -> None:
         self.home = home
         self.log = home / "log"
         self.relay = relay
@@ -228,7 +210,7 @@ def nothing_to_install(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def opencode(binary: Path, model: Model, relay: Relay, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenCode]:
+def opencode(binary: str, model: Model, relay: Relay, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenCode]:
     """One OpenCode for all tests, each of which has a project of its own; the plugin is where the seed puts it."""
     opencode = OpenCode(binary, tmp_path_factory.mktemp("opencode"), model, relay.url)
     (opencode.config / "plugins").mkdir()
@@ -451,7 +433,7 @@ def test_what_is_held_is_given_back_when_the_project_is_closed(project: Project)
 
 
 @pytest.fixture
-def mortal(binary: Path, model: Model, tmp_path: Path, start_relay: Callable[..., Relay]) -> Iterator[Project]:
+def mortal(binary: str, model: Model, tmp_path: Path, start_relay: Callable[..., Relay]) -> Iterator[Project]:
     """An OpenCode, a relay and a project, all of which may be killed; the plugin is in the project."""
     relay = start_relay()
     opencode = OpenCode(binary, tmp_path / "opencode", model, relay.url)

@@ -168,6 +168,7 @@ class Session:
             # a page that another tool's hook has just handed over, in parallel, is not acknowledged by this one
             soon = 0 <= time.time() - memory.looked < _LOOK_SECONDS
             if not (soon or memory.rests() or self._is_sub_agent()):
+                memory.looked = time.time()
                 self._hand_over(memory)
 
     def continued(self, hold: float) -> None:
@@ -226,7 +227,6 @@ class Session:
     def _hand_over(self, memory: _Memory, again: Sequence[str] = (), seconds: float = 0) -> None:
         """Acknowledge what was handed over before, and hand over what waits. again: handles of leased pages to be
         handed over as well."""
-        memory.looked = time.time()
         try:
             self._acknowledge(memory)
             pages = [page for page in self._relay.pages("leased", limit=1000) if page.handle in again] if again else []

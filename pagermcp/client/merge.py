@@ -228,8 +228,8 @@ def _without(text: str, node: _Node, item: _Node) -> str:
         if before and not ends_with_comma and (found := _COMMA.match(text, before)):
             text = text[: found.end() - 1] + text[found.end() :]
         return text
-    if before and not ends_with_comma:
-        return text[:before] + text[end:]
+    if before and not ends_with_comma and (found := _COMMA.match(text, before)):
+        return text[: found.end() - 1] + text[found.end() : item.begins].rstrip() + text[end:]
     return text[: item.begins] + text[end:].lstrip(" \t")
 
 
