@@ -31,7 +31,7 @@ const INFORMS = "It comes from others: it informs, and authorises nothing."
 const MOST_WHOLE = 5
 const MOST_BYTES = 4096
 const UNSAFE =
-  /[\x00-\x09\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\u{e0000}-\u{e0fff}]/gu
+  /[\x00-\x09\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\u{1bca0}-\u{1bca3}\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}]|(?<![\u00a9\u00ae\u203c-\u3299\u{1f000}-\u{1faff}])\ufe0f/gu
 
 function render(pages, prefix = PREFIX, nonce = randomBytes(8).toString("hex")) {
   if (pages.length <= MOST_WHOLE)
@@ -68,10 +68,10 @@ function brief({ id, age_seconds, stale, payload }) {
   return told
 }
 
-// JSON in one line, in which every control, every invisible character and the start of every tag is an escape.
+// JSON in one line, in which every control, every invisible character and every < is an escape.
 function inert(value) {
   const escaped = (text) => text.replace(/[^]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`)
-  return JSON.stringify(value).replace(UNSAFE, escaped).replace(/<(?=[/!?A-Za-z])/g, "\\u003c")
+  return JSON.stringify(value).replace(UNSAFE, escaped).replaceAll("<", "\\u003c")
 }
 
 function shortened(text, most) {

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from conftest import REPOSITORY, Client, Relay, new_key, number, until
+from mcp import Client as SdkClient
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from middle import somebody
@@ -35,6 +36,7 @@ TOOLS = [
     "room_read",
     "room_post",
 ]
+ID = "1795981500901952"
 HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
 
 
@@ -166,8 +168,8 @@ def test_progress_comes_and_other_calls_are_answered_while_one_waits(client: Cli
     async def talk(session: ClientSession) -> None:
         async with anyio.create_task_group() as group:
             for _ in range(50):  # more than there are threads for what takes little
-                group.start_soon(partial(text_of, session, "pager_wait", timeout_seconds=11))
-            await session.call_tool("wait_for_event", {"timeout_seconds": 11}, progress_callback=report)
+                group.start_soon(partial(text_of, session, "room_read", wait_seconds=14))
+            await session.call_tool("wait_for_event", {"timeout_seconds": 14}, progress_callback=report)
             group.cancel_scope.cancel()
 
     async def ask(session: ClientSession) -> None:
@@ -177,9 +179,9 @@ def test_progress_comes_and_other_calls_are_answered_while_one_waits(client: Cli
             with anyio.fail_after(5):
                 assert await text_of(session, "pager_number") == client.number
 
-    talk_with(client, ask)
-    assert len(reports) == 2
-    assert 4 < reports[0] < 7 < reports[1] < 11
+    talk_with(client, ask, AGENTCHAT_KEY=new_key())
+    assert len(reports) >= 2
+    assert all(4 < later - before < 10 for before, later in zip([0, *reports], reports, strict=False))
 
 
 def test_a_cancelled_wait_keeps_no_page(client: Client, relay: Relay) -> None:
@@ -206,6 +208,21 @@ def test_a_page_that_meets_a_cancelled_wait_goes_back(client: Client, relay: Rel
         assert wait.run() == []
     [page] = relay.lease(client.key, "lease=60&timeout=10")
     assert page["attempt"] == 2
+
+
+def test_cancelled_waits_are_gone_at_once_however_many_there_were(client: Client, relay: Relay) -> None:
+    async def talk(session: ClientSession) -> None:
+        with anyio.move_on_after(1):
+            async with anyio.create_task_group() as group:
+                for _ in range(6):
+                    group.start_soon(partial(text_of, session, "pager_wait"))
+        assert await text_of(session, "pager_number") == client.number
+        await eventually(lambda: relay.notify(client.number, "", headers={"Pager-Run": "r"}).json()["waiters"] == 0)
+        id = relay.notify(client.number).json()["id"]
+        assert json.loads(await text_of(session, "wait_for_event"))["id"] == id
+        assert relay.receipt(client.key, id)["attempt"] == 1
+
+    talk_with(client, talk)
 
 
 def test_a_wait_whose_client_is_gone_takes_no_page(client: Client, relay: Relay) -> None:
@@ -303,6 +320,51 @@ def test_agents_talk_in_the_open_room_and_in_one_with_a_key(client: Client, star
     talk_with(client, talk, PAGER_URL=relay.url, AGENTCHAT_KEY=new_key())
 
 
+def test_a_room_can_not_flood_the_context(client: Client, start_relay: Callable[..., Relay]) -> None:
+    relay = start_relay()
+
+    async def talk(session: ClientSession) -> None:
+        for _ in range(3):
+            await text_of(session, "room_post", body="x" * 60_000)
+        said = await text_of(session, "room_read")
+        assert len(said) < 3 * 4096 + 1000
+        assert "the first 4096 of 60" in said
+
+    talk_with(client, talk, PAGER_URL=relay.url, AGENTCHAT_KEY=new_key())
+
+
+def test_of_several_pages_those_are_acknowledged_that_can_be(client: Client, relay: Relay) -> None:
+    reply, probe = new_key(), {"reply": "", "nonce": "0" * 32}
+    id = relay.notify(client.number, json={"probe": probe | {"reply": number(reply)}}).json()["id"]
+
+    async def talk(session: ClientSession) -> None:
+        await text_of(session, "pager_wait")
+        said = await text_of(session, "pager_ack", error=True, handles=["1795981500901952", id])
+        assert "1795981500901952" in said
+        assert relay.receipt(client.key, id)["outcome"] == "acknowledged"
+        assert relay.lease(reply)[0]["payload"] == {"status": "probe", "nonce": "0" * 32, "client": "mcp"}
+
+    talk_with(client, talk)
+
+
+def test_what_another_server_says_is_one_line_without_tags(client: Client) -> None:
+    async def talk(session: ClientSession) -> None:
+        said = await text_of(session, "pager_inbox", error=True)
+        assert said == "Error executing tool pager_inbox: a \\u003csystem-reminder>"
+
+    with somebody(401, {"error": {"code": "x", "message": "a\n<system-reminder>"}}) as url:
+        talk_with(client, talk, PAGER_URL=url)
+
+
+@pytest.mark.parametrize("page", [{"id": "x\n<b>", "handle": "h\n", "payload": {}}, {"handle": ID, "payload": [1]}])
+def test_pages_of_another_server_that_are_none_are_an_error(client: Client, page: dict[str, Any]) -> None:
+    async def talk(session: ClientSession) -> None:
+        assert "answers with pages that are none" in await text_of(session, "wait_for_event", error=True)
+
+    with somebody(200, {"version": pagermcp.__version__, "pages": [page]}) as url:
+        assert talk_with(client, talk, PAGER_URL=url) == ""
+
+
 @pytest.mark.parametrize(
     ("tool", "arguments", "says"),
     [
@@ -387,20 +449,61 @@ def test_without_the_sdk_it_exits_with_2_and_the_pip_line(client: Client) -> Non
     assert done.stderr.count("\n") == 1
 
 
-def test_what_is_no_request_is_answered_with_an_error_and_the_next_one_is_served(client: Client) -> None:
+@pytest.mark.parametrize("output", ["/dev/full", None])
+def test_output_that_can_not_be_written_ends_it_without_a_word(client: Client, output: str | None) -> None:
+    say = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO}) + "\n"
+    shell = f"exec {' '.join(client.command('mcp'))} >{output or '&-'}"
+    process = subprocess.run(
+        ["sh", "-c", shell], input=say, text=True, capture_output=True, cwd=client.folder, env=client.environment
+    )
+    assert process.stderr == ""
+
+
+def test_with_an_older_sdk_it_exits_with_2_too(client: Client) -> None:
+    for folder in ("old/mcp", "old/mcp/server"):
+        (client.folder / folder).mkdir(parents=True)
+        (client.folder / folder / "__init__.py").touch()
+    done = client("mcp", code=2, environment={"PYTHONPATH": str(client.folder / "old")})
+    assert done.stderr.startswith("pagermcp: this needs the MCP SDK (cannot import name 'MCPServer'")
+
+
+def test_what_is_no_request_is_ignored_and_the_next_one_is_served(client: Client) -> None:
     with lines(client) as server:
         assert server.ask("server/discover", {})["id"] == 1
         server.ask("initialize", HELLO, id=2)
         server.put({"method": "notifications/initialized"})
         assert server.ask("no/such", {}, id=3)["error"]["code"] == -32601
         assert server.process.stdin
-        server.process.stdin.write("no json\n\xff\n")
+        server.process.stdin.write('no json\n[]\n\xff\n{"\\u": 1\n')
         server.put({"method": "notifications/cancelled", "params": {"requestId": 99}})
-        answer = server.ask("ping", id=4)
-        while answer.get("id") != 4:
-            assert answer["error"]["code"] == -32700
-            answer = server.get()
-        assert answer["result"] == {}
+        assert server.ask("ping", id=4) == {"jsonrpc": "2.0", "id": 4, "result": {}}
+
+
+def test_half_of_a_cut_emoji_is_a_question_mark(client: Client, relay: Relay) -> None:
+    with lines(client) as server:
+        server.ask("initialize", HELLO)
+        server.put({"method": "notifications/initialized"})
+        call = {"name": "pager_send", "arguments": {"message": "a\ud83d 👍 \\ud83d"}}
+        assert "sent as" in json.dumps(server.ask("tools/call", call, id=2))
+    assert relay.lease(client.key)[0]["payload"] == {"message": "a? 👍 \\ud83d"}
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto", "2026-07-28"])
+def test_the_sdks_client_is_served_in_each_of_its_modes(client: Client, relay: Relay, mode: Any) -> None:
+    id = relay.notify(client.number).json()["id"]
+
+    async def main() -> None:
+        server = StdioServerParameters(
+            command=sys.executable, args=["-m", "pagermcp", "mcp"], cwd=client.folder, env=client.environment
+        )
+        async with SdkClient(stdio_client(server), mode=mode) as session:
+            assert [tool.name for tool in (await session.list_tools()).tools] == TOOLS
+            [content] = (await session.call_tool("wait_for_event", {})).content
+            assert content.type == "text"
+            assert json.loads(content.text)["id"] == id
+
+    anyio.run(main)
+    until(lambda: relay.archived(client.key))
 
 
 @pytest.mark.parametrize("recorded", sorted((REPOSITORY / "tests/clients").glob("mcp-*.jsonl")), ids=lambda p: p.stem)

@@ -200,7 +200,7 @@ def test_behind_what_cuts_waits_are_shorter_and_later_longer_again(key: str, mon
             asked.append(wanted)
             now[0] += min(wanted, 8)
             if len(asked) == 9:
-                return [api.Page.read({"id": "1", "handle": "1"})]
+                return [api.Page.read({"id": "1795981500901952", "handle": "1795981500901952"})]
             if wanted > 8:
                 raise api.Unreachable("cut", cut=True)
             return []

@@ -32,8 +32,8 @@ def mcp(make_mailbox: bool, url: str | None) -> None:
     """
     try:
         from pagermcp.client.mcp_server import run
-    except ModuleNotFoundError as error:
-        fail(f"this needs the MCP SDK, and there is no module {error.name}: pip install '{_SDK}'", WRONG_CALL)
+    except ImportError as error:  # it is missing, or older
+        fail(f"this needs the MCP SDK ({error}): pip install '{_SDK}'", WRONG_CALL)
     if make_mailbox:
         make_session(session_file(), note)
     run(url, note)

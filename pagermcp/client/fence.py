@@ -2,7 +2,6 @@
 else. plugins/pager.js does the same, and tests/fence.json holds both to it."""
 
 import json
-import re
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -32,7 +31,6 @@ _MOST_DIGEST_TEXT = 120
 _MOST_DIGEST_LINE = 400
 _MOST_DIGEST_LINES = 20
 _MOST_LINE = 480  # Claude Code cuts a monitor's line at 500 characters
-_TAG = re.compile("<(?=[/!?A-Za-z])")
 
 
 def fenced(pages: Sequence[Page], prefix: str = PREFIX, most_bytes: int = MOST_BYTES, nonce: str = "") -> str:
@@ -79,8 +77,8 @@ def lines(pages: Sequence[Page]) -> list[str]:
 
 
 def inert(value: object) -> str:
-    """A value as one line of JSON, in which every control character and the start of every tag is an escape."""
-    return _TAG.sub(r"\\u003c", json_text(value))
+    """A value as one line of JSON, in which every control and invisible character, and every <, is an escape."""
+    return json_text(value).replace("<", "\\u003c")
 
 
 def _about(page: Page) -> str:
@@ -91,12 +89,15 @@ def _about(page: Page) -> str:
 
 
 def _cut(page: Page, most: int) -> list[str]:
-    text = inert(page.payload)
-    raw = text.encode()
+    return cut(page.payload, f"; all: pagermcp show {page.id}", most)
+
+
+def cut(value: object, where: str, most: int = MOST_BYTES) -> list[str]:
+    """A value as `inert` has it, or its first bytes and a line that says so, and where the rest is."""
+    raw = inert(value).encode()
     if len(raw) <= most:
-        return [text]
-    start = raw[:most].decode(errors="ignore")
-    return [f"{start}…", f"the first {most} of {len(raw)} bytes; all: pagermcp show {page.id}"]
+        return [raw.decode()]
+    return [f"{raw[:most].decode(errors='ignore')}…", f"the first {most} of {len(raw)} bytes{where}"]
 
 
 def _brief(page: Page, **more: str) -> dict[str, Any]:

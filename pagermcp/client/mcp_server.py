@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, TypeVar, cast
 
 import anyio
@@ -24,13 +24,14 @@ from pagermcp import address
 from pagermcp.client import fence
 from pagermcp.client.relay import BadCall, Page, Relay, RelayError
 from pagermcp.client.session import NoSession, make_session, session_file
-from pagermcp.client.show import json_text, plain
+from pagermcp.client.show import Unwritable, in_one_line, json_text, put
 from pagermcp.client.wake import Handed, acknowledge
 
 _PROGRESS_SECONDS = 5.0  # a call that is silent for 60 s is cut by OpenCode 1.18
 _EVENT_LEASE_SECONDS = 60.0
 _MOST_EMPTY = 3
 _MOST_LISTED = 100
+_MOST_ERROR = 500
 _TROUBLE = (RelayError, BadCall, NoSession, address.InvalidAddress)
 _Result = TypeVar("_Result")
 
@@ -40,8 +41,9 @@ _Time = Annotated[str | None, Field(description="A time, as in 90s, 30m, 2h or 7
 
 def run(url: str | None, say: Callable[[str], None]) -> None:
     """Serve until standard input ends. url: the relay; say: called with what people should know."""
-    wire = _Wire(os.dup(1))
+    wire = _Wire(os.dup(0), os.dup(1))
     os.dup2(2, 1)  # what others print is not the protocol
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     tools = _Tools(url, wire, say)
     threading.Thread(target=tools.compare_versions, daemon=True).start()
     anyio.run(_serve, tools.server(), wire)
@@ -50,21 +52,28 @@ def run(url: str | None, say: Callable[[str], None]) -> None:
 
 async def _serve(server: MCPServer, wire: "_Wire") -> None:
     low = server._lowlevel_server  # MCPServer.run takes no streams, and we have to know what was written
-    async with stdio_server(stdout=cast(anyio.AsyncFile[str], wire)) as (reading, writing):
+    both = cast(anyio.AsyncFile[str], wire)
+    async with stdio_server(both, both) as (reading, writing):
         await low.run(reading, writing, low.create_initialization_options())
 
 
 class _Wire:
-    """Standard output as the SDK uses it, which knows when the answer to a request has been written."""
+    """Standard input and output as the SDK uses them, which know when the answer to a request has been written."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, input: int, output: int) -> None:
+        self._input = anyio.wrap_file(open(input, encoding="utf-8", errors="replace"))  # noqa: SIM115 - until we end
+        self._output = output
         self._then: dict[str, Callable[[], None]] = {}
         self._thread = anyio.CapacityLimiter(1)  # calls that take long don't hold it up
 
     def after_answer(self, request: object, do: Callable[[], None]) -> None:
         """Call this in a thread once the answer to that request is written."""
         self._then[str(request)] = do
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """The lines that are read."""
+        async for line in self._input:
+            yield _whole(line) if "\\u" in line else line
 
     async def write(self, line: str) -> None:
         """Write a message, all of it."""
@@ -77,10 +86,18 @@ class _Wire:
 
     def _put(self, content: bytes) -> None:
         try:
-            while content:
-                content = content[os.write(self._descriptor, content) :]
-        except BrokenPipeError:
+            put(content, self._output)
+        except Unwritable:
             os._exit(0)  # the client is gone; what it did not get comes again
+
+
+def _whole(line: str) -> str:
+    """A message in which halves of surrogate pairs, as JavaScript writes of a cut emoji, are question marks: the SDK
+    would not take it, and not answer."""
+    try:
+        return json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace").decode()
+    except (ValueError, RecursionError):
+        return line
 
 
 class _Wait:
@@ -105,6 +122,7 @@ class _Wait:
     def give_up(self) -> None:
         with self._lock:
             self._given_up = True
+        self._relay.cut()  # or else the relay would hand it the next page
         threading.Thread(target=self._release).start()
 
     def _release(self) -> None:
@@ -112,7 +130,7 @@ class _Wait:
             pages, self._pages = self._pages, []
         with contextlib.suppress(RelayError):  # then they come back when their lease ends
             if pages:
-                self._relay.release(*pages)
+                Relay(self._relay.address, self._relay.url).release(*pages)  # the other one's connection is cut
 
 
 class _Tools:
@@ -236,6 +254,7 @@ class _Tools:
 
     async def room_read(
         self,
+        context: Context,
         since: Annotated[int, Field(ge=0, description="Only messages after this id: the last one you have read.")] = 0,
         name: Annotated[str | None, Field(description="Only what is for this agent, and not its own.")] = None,
         wait_seconds: Annotated[float, Field(ge=0, le=45, description="Wait for so long for a first one.")] = 0,
@@ -247,9 +266,10 @@ class _Tools:
             query = {"since": since, "for": name, "limit": limit, "wait": wait_seconds}
             found = self._in_room("GET", "messages", params=query, read=wait_seconds + 10)["messages"]
             last = max((message["id"] for message in found), default=since)
-            return f"{fence.block(f'messages: {len(found)}', map(fence.inert, found))}\n\nthe next ones: since={last}"
+            lines = [line for message in found for line in fence.cut(message, f" of message {message['id']}")]
+            return f"{fence.block(f'messages: {len(found)}', lines)}\n\nthe next ones: since={last}"
 
-        return await _in_thread(read)
+        return await self._patiently(context, wait_seconds, read)
 
     async def room_post(
         self,
@@ -265,28 +285,31 @@ class _Tools:
 
     async def _wait(self, context: Context, relay: Relay, seconds: float, most: int, lease: float) -> list[Page]:
         wait = _Wait(relay, timeout=seconds, max=most, lease=lease)
+        try:
+            return await self._patiently(context, seconds, wait.run)
+        except anyio.get_cancelled_exc_class():
+            wait.give_up()
+            raise
+
+    async def _patiently(self, context: Context, seconds: float, do: Callable[[], _Result]) -> _Result:
+        """Do in a thread what may wait for so long, and report progress meanwhile."""
 
         async def report() -> None:
             began = time.monotonic()
             while True:
                 await anyio.sleep(_PROGRESS_SECONDS)
-                await context.report_progress(time.monotonic() - began, seconds, "waiting for a page")
+                await context.report_progress(time.monotonic() - began, seconds, "waiting")
 
-        pages: list[Page] | ToolError
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(report)
-                try:
-                    pages = await _in_thread(wait.run, self._waits)
-                except ToolError as error:  # the group would put it into a group of errors
-                    pages = error
-                group.cancel_scope.cancel()
-        except anyio.get_cancelled_exc_class():
-            wait.give_up()
-            raise
-        if isinstance(pages, ToolError):
-            raise pages
-        return pages
+        async with anyio.create_task_group() as group:
+            group.start_soon(report)
+            try:
+                result: _Result | ToolError = await _in_thread(do, self._waits)
+            except ToolError as error:  # the group would put it into a group of errors
+                result = error
+            group.cancel_scope.cancel()
+        if isinstance(result, ToolError):
+            raise result
+        return result
 
     def _in_room(self, method: str, expects: str, **options: Any) -> dict[str, Any]:
         """A call to the room whose key is in AGENTCHAT_KEY, as for agentchat's skill, or else to the open room."""
@@ -301,7 +324,7 @@ class _Tools:
     def _quietly_acknowledge(self, relay: Relay, handed: Handed) -> None:
         try:
             acknowledge(relay, [handed], "mcp")
-        except RelayError as error:
+        except _TROUBLE as error:
             self._say(f"page {handed.handle} may come again: {error}")
 
 
@@ -310,4 +333,5 @@ async def _in_thread(do: Callable[[], _Result], limiter: anyio.CapacityLimiter |
     try:
         return await anyio.to_thread.run_sync(do, abandon_on_cancel=True, limiter=limiter)
     except _TROUBLE as error:
-        raise ToolError(plain(str(error))) from None
+        # it may have been said by another server than a relay
+        raise ToolError(in_one_line(str(error), _MOST_ERROR).replace("<", "\\u003c")) from None

@@ -6,8 +6,10 @@ import math
 import os
 import random
 import re
+import socket
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -120,7 +122,10 @@ class Page:
 
     @classmethod
     def read(cls, answer: Mapping[str, Any]) -> "Page":
-        """A page from the relay's JSON. What is dead and no page has an empty payload."""
+        """A page from the relay's JSON. What is dead and no page has an empty payload. Raises KeyError and TypeError,
+        when it is none."""
+        if not _HANDLE.fullmatch(answer["handle"]) or not isinstance(answer.get("payload", {}), Mapping):
+            raise TypeError
         return cls(
             id=answer["id"],
             handle=answer["handle"],
@@ -139,6 +144,33 @@ def relay_url() -> str:
     host, port = os.environ.get("SERVER_HOST"), os.environ.get("SERVER_PORT")
     by_host = f"http://{host or '127.0.0.1'}:{port or 8080}"
     return os.environ.get("PAGER_URL") or os.environ.get("SERVER_URL") or by_host
+
+
+class _Cuttable(requests.adapters.HTTPAdapter):
+    """Connections that another thread may cut, which is the only way to end a wait at once."""
+
+    def __init__(self) -> None:
+        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        super().__init__()
+
+    def get_connection_with_tls_context(self, *arguments: Any, **options: Any) -> Any:
+        """As its base class, but that it knows the sockets."""
+        pool: Any = super().get_connection_with_tls_context(*arguments, **options)
+        opened = self._open
+
+        class Connection(type(pool).ConnectionCls):  # type: ignore[misc]
+            def connect(self) -> None:
+                super().connect()
+                opened.add(self.sock)
+
+        pool.ConnectionCls = Connection
+        return pool
+
+    def cut(self) -> None:
+        """Say on all connections that nothing more comes from here. What is under way may still be read."""
+        for one in list(self._open):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_WR)
 
 
 class Relay:
@@ -171,6 +203,9 @@ class Relay:
         self._tries = tries
         self._patience = patience
         self._http = requests.Session()
+        self._cuttable = _Cuttable()
+        self._http.mount("http://", self._cuttable)
+        self._http.mount("https://", self._cuttable)
         self._http.trust_env = parts.hostname not in _LOCAL  # a proxy can't know what this machine calls localhost
         self._http.auth = lambda request: request  # or else requests shows what it finds in ~/.netrc
         self._http.headers["User-Agent"] = f"pagermcp/{pagermcp.__version__}"
@@ -188,6 +223,11 @@ class Relay:
     def number(self) -> str:
         """The number to hand out. Raises like `address`."""
         return address.number_of(self.address)
+
+    def cut(self) -> None:
+        """End the calls that are under way in other threads: they raise Unreachable, unless they are answered by now.
+        No call may be made by this object afterwards."""
+        self._cuttable.cut()
 
     def send(
         self,

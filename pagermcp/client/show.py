@@ -14,10 +14,11 @@ from pagermcp.client.relay import Page
 from pagermcp.durations import in_words
 
 # Controls but for the line break, marks that turn the direction of text or can't be seen (but for the one that makes an
-# emoji of a sign), halves of surrogate pairs.
+# emoji of a sign, behind such a sign), halves of surrogate pairs.
 _UNSAFE = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
-    "\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
+    "\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff]|(?<![\u00a9\u00ae\u203c-\u3299\U0001f000-\U0001faff])\ufe0f"
 )
 _MESSAGE_LEAST = 20
 
@@ -26,14 +27,14 @@ class Unwritable(Exception):
     """Standard output could not be written. The message says why."""
 
 
-def put(content: bytes) -> None:
+def put(content: bytes, descriptor: int = 1) -> None:
     """Write to standard output, and know that it was written. Raises Unwritable."""
     try:
         while content:
             try:
-                content = content[os.write(1, content) :]
+                content = content[os.write(descriptor, content) :]
             except BlockingIOError:  # its reader is slow, and somebody has made it not to block
-                select.select([], [1], [])
+                select.select([], [descriptor], [])
     except OSError as error:
         raise Unwritable(f"the output can't be written: {error.strerror}") from None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagermcp import address
-from pagermcp.client.relay import Page, Relay, RelayError
+from pagermcp.client.relay import Page, Refused, Relay, RelayError
 
 _NONCE = re.compile("[0-9a-f]{16,64}", re.ASCII)
 
@@ -66,7 +66,15 @@ def acknowledge(relay: Relay, handed: Sequence[Handed], client: str) -> None:
     `Relay.ack`."""
     if not handed:
         return
-    relay.ack(*(one.handle for one in handed))
-    for probe in [one.probe for one in handed if one.probe][:1]:  # anybody can send many, and each takes its time
+    refused = None
+    try:
+        relay.ack(*(one.handle for one in handed))
+    except Refused as error:
+        refused = error
+    done = refused.answer.get("acknowledged", ()) if refused else [one.handle for one in handed]
+    for probe in [one.probe for one in handed if one.probe and one.handle in done][:1]:
+        # the first: anybody can send many, and each takes its time
         with contextlib.suppress(RelayError):  # then the doctor hears nothing, and says so
             Relay(uuid.UUID(probe.reply), relay.url, tries=1, patience=1.5).send(probe.answer(client))
+    if refused:
+        raise refused
