@@ -120,7 +120,7 @@ def test_a_number_only_sends(relay: Relay, client: Client) -> None:
 
 
 def page(**answer: Any) -> Page:
-    return Page.read({"id": "1", "handle": "1", **answer})
+    return Page.read({"id": "1795981500901952", "handle": "1795981500901952", **answer})
 
 
 @pytest.mark.parametrize("text", [NASTY, "plain", "\ud800 \udfff", '"quotes" \\ back', "\x00\x7f", "日本 é", ""])
