@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import click
 
 from pagermcp import address
-from pagermcp.client import runner, show
+from pagermcp.client import fence, runner, show
 from pagermcp.client.doctor import examine, examine_wake
 from pagermcp.client.listen import CannotRun, Commands, Listener
 from pagermcp.client.outbox import Kept, Outbox, Outgoing
@@ -425,7 +425,13 @@ def show_page(id: str, as_json: bool, url: str | None) -> None:
         before = f"{int(place['id']) - 1:016d}"
         for page in relay.pages(place["state"], since=before, limit=1):
             if page.id == place["id"]:
-                show.put_json(page.answer) if as_json else show.put_lines(show.whole(page))
+                if as_json:
+                    show.put_json(page.answer)
+                    return
+                said = ["", *show.fields(page.payload)]
+                if not os.isatty(1):  # a model may read it
+                    said = [fence.block("", (line.replace("<", "\\u003c") for line in said[1:]))]
+                show.put_lines([*show.about(page), *said])
                 return
     fail(f"page {id} is on the move; try again", _REFUSED[404])
 

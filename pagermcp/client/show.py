@@ -119,11 +119,11 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, line, [*widths, 0])).rstrip() for line in cut]
 
 
-def whole(page: Page) -> list[str]:
-    """All of a page, for people: what the relay says of it, then what the sender said."""
+def about(page: Page) -> list[str]:
+    """What the relay says of a page, for people."""
     elsewhere = ("id", "handle", "payload", "age_seconds", "stale")
-    about = {name: value for name, value in page.answer.items() if name not in elsewhere}
-    return [*fields({"id": page.handle, "age": age(page), **about}), "", *fields(page.payload)]
+    more = {name: value for name, value in page.answer.items() if name not in elsewhere}
+    return fields({"id": page.handle, "age": age(page), **more})
 
 
 def fields(values: Mapping[str, Any]) -> list[str]:
