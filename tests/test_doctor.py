@@ -85,7 +85,7 @@ def test_a_proxy_that_buffers_is_found(relay: Relay, client: Client) -> None:
     assert "proxy_buffering off" in finding["remedy"]
 
 
-def test_a_proxy_that_swallows_pages_is_found(relay: Relay, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_that_swallows_pages_is_found(relay: Relay, client: Client) -> None:
     def swallow(data: bytes) -> bytes:
         if b'"pages":[{"id"' in data:
             raise Cut

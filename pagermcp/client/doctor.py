@@ -67,11 +67,7 @@ def examine_wake(relay: Relay, client: str, seconds: float, progress: Callable[[
         wait = _Wait(mailbox, seconds + _PATIENCE_SECONDS)
         sent = relay.send(probe.payload(client), expires=max(1, seconds))
         began, answer = time.monotonic(), probe.answer(client)
-        while not wait.over.wait(max(0, min(1, began + seconds - time.monotonic()))):
-            passed = time.monotonic() - began
-            if passed >= seconds:
-                break
-            progress(f"waiting for {client} to acknowledge the page {sent.id}: {passed:.0f} s")
+        wait.until_over(began, seconds, progress, f"waiting for {client} to acknowledge the page {sent.id}")
         took = time.monotonic() - began
         if wait.page and wait.page.payload == answer:
             yield Finding("ok", f"{client} was woken, and acknowledged a page after {took:.1f} s")
@@ -164,17 +160,12 @@ def _wake(relay: Relay, seconds: float, progress: Callable[[str], None]) -> Iter
     """Wait in a mailbox of its own, page it after so long, and see how and when the page comes."""
     probe = Relay(uuid.uuid4(), relay.url)
     wait = _Wait(probe, seconds + _PATIENCE_SECONDS)
-    while not wait.over.wait(max(0, min(1, wait.began + seconds - time.monotonic()))):
-        passed = time.monotonic() - wait.began
-        if passed >= seconds:
-            break
-        progress(f"waiting, to see whether a wait lasts {seconds:.0f} s: {passed:.0f} s")
-    if wait.over.is_set():
+    if wait.until_over(wait.began, seconds, progress, f"waiting, to see whether a wait lasts {seconds:.0f} s"):
         after = time.monotonic() - wait.began
         what = f"a wait was ended after {after:.0f} s: {wait.trouble}"
         yield Finding("bad", what, "let the proxy wait longer (nginx: proxy_read_timeout 90s)")
         return
-    buffered = wait.headers_at is None and seconds > _HEARTBEAT_SECONDS + 5
+    buffered = not wait.has_headers and seconds > _HEARTBEAT_SECONDS + 5
     before, sent = time.time(), time.monotonic()
     probe.send("pagermcp doctor")
     after = time.time()
@@ -203,7 +194,7 @@ class _Wait:
 
     def __init__(self, relay: Relay, seconds: float) -> None:
         self.began = time.monotonic()
-        self.headers_at: float | None = None
+        self.has_headers = False
         self.page: Page | None = None
         self.trouble = "without a page"
         self.over = threading.Event()
@@ -211,19 +202,28 @@ class _Wait:
         self._seconds = seconds
         threading.Thread(target=self._run, daemon=True).start()
 
+    def until_over(self, began: float, seconds: float, progress: Callable[[str], None], what: str) -> bool:
+        """Wait for its end, for so long from then on, and say each second what for; whether it has ended."""
+        while not self.over.wait(max(0, min(1, began + seconds - time.monotonic()))):
+            passed = time.monotonic() - began
+            if passed >= seconds:
+                break
+            progress(f"{what}: {passed:.0f} s")
+        return self.over.is_set()
+
     def _run(self) -> None:
         try:
             path = f"/wait?lease=0&timeout={_TIMEOUT_SECONDS}"  # beyond 55 s the relay sends heartbeats
             address = self._relay.address
             with self._relay.request("GET", path, address, read=self._seconds + 5, stream=True) as answer:
-                self.headers_at = time.monotonic()
+                self.has_headers = True
                 if answer.status_code != 200:
                     self.trouble = f"with status {answer.status_code}"
                     return
                 pages = answer.json()["pages"]
                 self.page = Page.read(pages[0]) if pages else None
         except (RelayError, requests.RequestException, ValueError, KeyError, TypeError) as error:
-            if self.headers_at is None or isinstance(error, requests.RequestException):
+            if not self.has_headers or isinstance(error, requests.RequestException):
                 self.trouble = str(error) if isinstance(error, RelayError) else "the connection was cut"
         finally:
             self.over.set()
