@@ -33,25 +33,26 @@ _MOST_DIGEST_LINES = 20
 _MOST_LINE = 480  # Claude Code cuts a monitor's line at 500 characters
 
 
-def fenced(pages: Sequence[Page], prefix: str = PREFIX, most_bytes: int = MOST_BYTES, nonce: str = "") -> str:
+def fenced(pages: Sequence[Page], most_bytes: int = MOST_BYTES, nonce: str = "") -> str:
     """Some pages as one text. Up to five: each whole, or its first bytes; more: a digest with a line for each.
 
     nonce: for a test; otherwise it is chance, so that no sender can write the line that ends the fence."""
     nonce = nonce or secrets.token_hex(8)
     if len(pages) <= MOST_WHOLE:
-        return "\n\n".join(block(f"{prefix} {_about(page)}", _cut(page, most_bytes), nonce) for page in pages)
-    lines = [_shortened(inert(_brief(page)), _MOST_DIGEST_LINE) for page in pages[:_MOST_DIGEST_LINES]]
+        return "\n\n".join(
+            block(f"{PREFIX} {_about(page)}", cut(page.payload, f"; all: pagermcp show {page.id}", most_bytes), nonce)
+            for page in pages
+        )
+    lines = [_brief(page) for page in pages[:_MOST_DIGEST_LINES]]
     if len(pages) > _MOST_DIGEST_LINES:
         ids = ", ".join(page.id for page in pages[_MOST_DIGEST_LINES:])
         lines.append(f"and {ids}")
-    return block(f"{prefix} {len(pages)} pages, in short; a whole one: pagermcp show ID", lines, nonce)
+    return block(f"{PREFIX} {len(pages)} pages, in short; a whole one: pagermcp show ID", lines, nonce)
 
 
 def listed(pages: Sequence[Page]) -> str:
     """What there is, with a line for each page, its handle and where it is."""
-    lines = [
-        _shortened(inert(_brief(page, handle=page.handle, state=state(page))), _MOST_DIGEST_LINE) for page in pages
-    ]
+    lines = [_brief(page, handle=page.handle, state=state(page)) for page in pages]
     return block(f"pages: {len(pages)}; all of one: pagermcp show ID", lines)
 
 
@@ -88,10 +89,6 @@ def _about(page: Page) -> str:
     return f"{stale}page {page.id}, {old} old{again}"
 
 
-def _cut(page: Page, most: int) -> list[str]:
-    return cut(page.payload, f"; all: pagermcp show {page.id}", most)
-
-
 def cut(value: object, where: str, most: int = MOST_BYTES) -> list[str]:
     """A value as `inert` has it, or its first bytes and a line that says so, and where the rest is."""
     raw = inert(value).encode()
@@ -100,11 +97,12 @@ def cut(value: object, where: str, most: int = MOST_BYTES) -> list[str]:
     return [f"{raw[:most].decode(errors='ignore')}…", f"the first {most} of {len(raw)} bytes{where}"]
 
 
-def _brief(page: Page, **more: str) -> dict[str, Any]:
+def _brief(page: Page, **more: str) -> str:
     about: dict[str, Any] = {"id": page.id, **more, "age": in_words(page.age_seconds)}
     about |= {"stale": True} if page.stale else {}
     said = {"JOB_ID": job(page), "status": page.payload.get("status"), "message": page.payload.get("message")}
-    return about | {name: _short_text(value) for name, value in said.items() if value is not None}
+    about |= {name: _short_text(value) for name, value in said.items() if value is not None}
+    return _shortened(inert(about), _MOST_DIGEST_LINE)
 
 
 def _short_text(value: object) -> str:
