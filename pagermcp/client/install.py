@@ -148,24 +148,20 @@ def _codex(uninstall: bool) -> Iterator[_File]:
     lines = _with_program((plugin / "config.toml").read_text())
 
     def change_table(text: str) -> str:
-        path = ["mcp_servers", "pager"]
-        return (
-            merge.take_table(text, path, _is_our_server) if uninstall else merge.put_table(text, lines, _is_our_server)
-        )
+        if uninstall:
+            return merge.take_table(text, ["mcp_servers", "pager"], _is_our_server)
+        return merge.put_table(text, lines, _is_our_server)
 
     yield _File(f"{home}/config.toml", 0o600, _in_its_line_ends(change_table))
     hooks = json.loads(_with_program((plugin / "hooks.json").read_text()))["hooks"]
 
-    def change(text: str) -> str:
+    def change_hooks(text: str) -> str:
         for event, [group] in hooks.items():
             path = ["hooks", event]
-            if not uninstall:
-                text = merge.add(text, path, group, _is_our_hook)
-            elif text.strip():
-                text = merge.take(text, path, _is_our_hook)
+            text = merge.take(text, path, _is_our_hook) if uninstall else merge.add(text, path, group, _is_our_hook)
         return text
 
-    yield _File(f"{home}/hooks.json", 0o600, _in_its_line_ends(change))
+    yield _File(f"{home}/hooks.json", 0o600, _in_its_line_ends(change_hooks))
 
 
 def plugins_folder() -> Path:

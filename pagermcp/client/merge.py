@@ -22,8 +22,8 @@ class NotMergeable(ValueError):
 
 @dataclass
 class _Node:
-    """A value in the text, and the members of an object or the elements of an array. start, end: where it is; from:
-    where it begins with its name."""
+    """A value in the text, and the members of an object or the elements of an array. start, end: where it is; begins:
+    where it does with its name."""
 
     start: int
     end: int = 0
@@ -48,14 +48,12 @@ def drop(text: str, path: Sequence[str]) -> str:
     """JSON without the member at this path, nor the objects around it that are empty then. Raises NotMergeable."""
     if not text.strip():
         return text
-    nodes = [_scan_all(text)]
-    for name in path:
-        found = [item for item in nodes[-1].items if item.name == name]
-        if not found:
-            return text
-        nodes.append(found[-1])
-    text = _without(text, nodes[-2], nodes[-1])
-    return drop(text, path[:-1]) if len(nodes[-2].items) == 1 and len(path) > 1 else text
+    root = _scan_all(text)
+    around, node = _at(root, path[:-1]), _at(root, path)
+    if around is None or node is None:
+        return text
+    text = _without(text, around, node)
+    return drop(text, path[:-1]) if len(around.items) == 1 and len(path) > 1 else text
 
 
 def value(text: str, path: Sequence[str]) -> Any:
@@ -66,7 +64,6 @@ def value(text: str, path: Sequence[str]) -> Any:
 
 def add(text: str, path: Sequence[str], value: object, is_ours: Callable[[Any], bool]) -> str:
     """JSON in which the array at this path has one element that is ours, this one. Raises NotMergeable."""
-    text = text if text.strip() else "{}\n"
     if [item.value for item in _object(text, path, [])[1].items if is_ours(item.value)] == [value]:
         return text
     text = take(text, path, is_ours)
@@ -76,14 +73,14 @@ def add(text: str, path: Sequence[str], value: object, is_ours: Callable[[Any], 
 
 def take(text: str, path: Sequence[str], is_ours: Callable[[Any], bool]) -> str:
     """JSON in which the array at this path has no element that is ours; and without it, if it is empty then."""
-    while True:
-        node = _at(_scan_all(text), path)
-        found = [item for item in node.items if item.name is None and is_ours(item.value)] if node else []
-        if node is None or not found:
-            return text
+    while text.strip() and (node := _at(_scan_all(text), path)):
+        found = [item for item in node.items if item.name is None and is_ours(item.value)]
+        if not found:
+            break
         if len(node.items) == 1:
             return drop(text, path)
         text = _without(text, node, found[0])
+    return text
 
 
 def put_table(text: str, lines: str, is_ours: Callable[[Any], bool]) -> str:
@@ -122,8 +119,7 @@ def take_table(text: str, path: Sequence[str], is_ours: Callable[[Any], bool]) -
             held = []
     rest = "".join([*kept, *held])
     if table is not None:
-        way, name = _at_path(wanted, path[:-1]), path[-1]
-        del way[name]
+        del _at_path(wanted, path[:-1])[path[-1]]
     if _without_empty(_loaded(rest)) != _without_empty(wanted):
         raise NotMergeable(f"{'.'.join(path)} can't be taken out")
     return rest
