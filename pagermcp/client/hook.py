@@ -188,7 +188,7 @@ class Session:
         if os.environ.get("CLAUDE_CODE_SESSION_ATTENDED") == "0":
             return ""  # `claude -p` would not end before we do
         with self.watching() as free:
-            return fence.fenced(pages, most_bytes=_share(pages)) if free and (pages := self.wait_and_wake()) else ""
+            return _fenced(pages) if free and (pages := self.wait_and_wake()) else ""
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[bool]:
@@ -240,7 +240,7 @@ class Session:
             return
         memory.failures = 0
         if pages:  # first to the session, and then into the memory: in between nothing is lost
-            self._say(fence.fenced(pages, most_bytes=_share(pages)))
+            self._say(_fenced(pages))
         memory.handed = list(map(Handed.over, pages))
         memory.woken = [one for one in memory.woken if one.handle not in again]
 
@@ -300,8 +300,8 @@ def _started(pid: int) -> str:
     return ""
 
 
-def _share(pages: Sequence[Page]) -> int:
-    return min(fence.MOST_BYTES, _MOST_BYTES // max(1, len(pages)))
+def _fenced(pages: Sequence[Page]) -> str:
+    return fence.fenced(pages, most_bytes=min(fence.MOST_BYTES, _MOST_BYTES // len(pages)))
 
 
 def _private(path: str, flags: int) -> int:
@@ -321,11 +321,11 @@ def _watch(client: str) -> NoReturn:
                     threading.Thread(target=session.keep_leases, args=[enough], daemon=True).start()
                 while free and (pages := session.wait_and_wake(fence.MOST_LINE_IDS)):
                     show.put_lines(fence.lines(pages))
-                    threading.Event().wait(_BETWEEN_LINES_SECONDS)
+                    time.sleep(_BETWEEN_LINES_SECONDS)
                 if session.owner.is_gone():
                     os._exit(0)
         enough.set()
-        threading.Event().wait(_REST_SECONDS)  # by then there may be a mailbox, or the relay is one again
+        time.sleep(_REST_SECONDS)  # by then there may be a mailbox, or the relay is one again
 
 
 def _end_with_reader() -> NoReturn:
