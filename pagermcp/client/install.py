@@ -101,15 +101,15 @@ def changes(client: str, uninstall: bool) -> list[Change]:
         mode = file.mode if is_new or not file.is_theirs else there
         if (after == text and (is_new or mode == there)) or (after is None and before is None):
             continue
-        is_empty = after is None or (uninstall and not after.strip(" \n{}") and not os.path.islink(file.path))
-        content = None if after is None or is_empty else after.encode()
-        found.append(Change(file.path, before, content, mode, file.root))
+        if uninstall and after is not None and not after.strip(" \n{}") and not os.path.islink(file.path):
+            after = None
+        found.append(Change(file.path, before, None if after is None else after.encode(), mode, file.root))
     return found[::-1] if uninstall else found  # who names a file comes after it, and goes before it
 
 
 def _opencode(uninstall: bool) -> Iterator[_File]:
     folder = os.path.join(_xdg("XDG_CONFIG_HOME", "~/.config"), "opencode")
-    yield _ours(f"{folder}/plugins/pager.js", plugins_folder() / "pager.js", uninstall, is_shared=True)
+    yield _ours(f"{folder}/plugins/pager.js", _plugins_folder() / "pager.js", uninstall, is_shared=True)
     names = [f"{folder}/opencode.{kind}" for kind in ("jsonc", "json")]
     server = {"type": "local", "command": [_program(), "mcp"], "enabled": True, "timeout": 120_000}
     there = [name for name in names if os.path.exists(name)]
@@ -120,15 +120,12 @@ def _opencode(uninstall: bool) -> Iterator[_File]:
 def _claude(uninstall: bool) -> Iterator[_File]:
     """Claude Code loads a marketplace that is a folder from where it is, so it gets one that stays."""
     market = os.path.join(_xdg("XDG_DATA_HOME", "~/.local/share"), "pagermcp", "claude")
-    plugin = plugins_folder() / "claude"
+    plugin = _plugins_folder() / "claude"
     manifest = json.loads((plugin / ".claude-plugin/plugin.json").read_text())
     entry = {"name": "pagermcp", "source": "./pagermcp", "description": manifest["description"]}
     catalogue = json.dumps({"name": "pagermcp", "owner": manifest["author"], "plugins": [entry]}, indent=2) + "\n"
-    sources = {str(path.relative_to(plugin)): path for path in sorted(plugin.rglob("*")) if path.is_file()}
-    there = [
-        str(path.relative_to(f"{market}/pagermcp")) for path in Path(market, "pagermcp").rglob("*") if path.is_file()
-    ]
-    for name in [*sources, *(name for name in there if name not in sources)]:  # an older plugin may have had more
+    sources = _files_in(plugin)
+    for name in sources | _files_in(Path(market, "pagermcp")):  # an older plugin may have had more
         yield _ours(f"{market}/pagermcp/{name}", sources.get(name), uninstall, market)
     path = f"{market}/.claude-plugin/marketplace.json"
     yield _File(path, 0o644, lambda text: None if uninstall else catalogue, market)
@@ -140,9 +137,9 @@ def _claude(uninstall: bool) -> Iterator[_File]:
 
 
 def _codex(uninstall: bool) -> Iterator[_File]:
-    plugin = plugins_folder() / "codex"
+    plugin = _plugins_folder() / "codex"
     skill = os.path.expanduser("~/.agents/skills/pager")
-    source = plugins_folder() / "claude/skills/pager/SKILL.md"
+    source = _plugins_folder() / "claude/skills/pager/SKILL.md"
     yield _ours(f"{skill}/SKILL.md", source, uninstall, skill, is_shared=True)
     home = os.environ.get("CODEX_HOME") or os.path.expanduser("~/.codex")
     lines = _with_program((plugin / "config.toml").read_text())
@@ -164,7 +161,12 @@ def _codex(uninstall: bool) -> Iterator[_File]:
     yield _File(f"{home}/hooks.json", 0o600, _in_its_line_ends(change_hooks))
 
 
-def plugins_folder() -> Path:
+def _files_in(folder: Path) -> dict[str, Path]:
+    """All files in it, by their paths within."""
+    return {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _plugins_folder() -> Path:
     """Where the plugins are: in the package, or beside it in a checkout."""
     inside = _PACKAGE / "plugins"
     return inside if inside.is_dir() else _PACKAGE.parent / "plugins"
