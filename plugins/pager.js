@@ -227,20 +227,20 @@ class Pager {
 
   // More than five pages become one message, fewer one each, in their order. What is left when we stop is given back.
   async deliver(pages) {
-    const held = new Map(pages.map((page) => [page.handle, page]))
+    const held = new Set(pages.map((page) => page.handle))
     const extending = setInterval(() => this.extend(held), (LEASE / 3) * 1000)
     extending.unref?.()
     try {
       for (const some of pages.length > MOST_WHOLE ? [pages] : pages.map((page) => [page])) await this.hand(some, held)
     } finally {
       clearInterval(extending)
-      await this.give(held, 0)
+      await this.give([...held], 0, held)
     }
   }
 
   async extend(held) {
     try {
-      if (held.size) await this.call("POST", "/extend", { ids: [...held.keys()], lease: LEASE })
+      if (held.size) await this.call("POST", "/extend", { ids: [...held], lease: LEASE })
     } catch (error) {
       for (const { id } of error.refused ?? []) held.delete(id) // no longer ours (we slept): it comes again
     }
@@ -274,7 +274,7 @@ class Pager {
       } catch (error) {
         tries += 1
         this.host.log("warn", `pager: page ${left[0].id} could not be put into a session: ${error.message}`)
-        if (tries === TRIES) return await this.give(new Map(left.map((page) => [page.handle, page])), GIVEN_BACK, held)
+        if (tries === TRIES) return await this.give(left.map((page) => page.handle), GIVEN_BACK, held)
         await pause(backoff(tries), this.ending.signal)
       }
     }
@@ -299,8 +299,8 @@ class Pager {
     }
   }
 
-  async give(pages, delay, held = pages) {
-    const ids = [...pages.keys()].filter((handle) => held.delete(handle))
+  async give(handles, delay, held) {
+    const ids = handles.filter((handle) => held.delete(handle))
     if (ids.length) await this.call("POST", "/release", { ids, delay }).catch(() => {}) // or else its lease runs out
   }
 }
@@ -329,7 +329,7 @@ class Sessions {
       this.parents.set(id, about.info?.parentID ?? about.parentID)
       this.use(id)
     } else if (type === "session.deleted") this.forget(id)
-    else if (type === "session.idle") this.answered((one) => one === id) // a turn that was broken off answers nobody
+    else if (type === "session.idle") this.answered(id) // a turn that was broken off answers nobody
     else if (/^(permission|question)\b.*\.(asked|updated)$/.test(type)) this.asked.set(about.id, id)
     else if (/^(permission|question)\b.*\.(replied|rejected)$/.test(type))
       this.asked.delete(about.requestID ?? about.permissionID ?? about.id)
@@ -337,11 +337,11 @@ class Sessions {
 
   forget(id) {
     this.active.delete(id)
-    this.answered((one) => one === id)
+    this.answered(id)
   }
 
-  answered(which) {
-    for (const [request, session] of this.asked) if (which(session)) this.asked.delete(request)
+  answered(id) {
+    for (const [request, session] of this.asked) if (session === id) this.asked.delete(request)
   }
 
   // A page would come between a question and its answer, also when it is a subagent's.
