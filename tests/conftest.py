@@ -186,6 +186,15 @@ class Relay:
         receipt: dict[str, Any] = answer.json()
         return receipt
 
+    def state(self, address: str, id: str) -> str:
+        """Where a page is, or what became of it."""
+        receipt = self.receipt(address, id)
+        return str(receipt.get("outcome") or receipt["state"])
+
+    def has_reader(self, number: str) -> bool:
+        """Whether a request waits at this mailbox: a report without a body tells, and brings no page."""
+        return bool(self.notify(number, "", headers={"Pager-Run": "test"}).json()["waiters"])
+
     def start_waiting(self, key: str, query: str = "") -> "concurrent.futures.Future[requests.Response]":
         """A request that waits; once this returns the relay knows of it."""
         waiting = self._threads.submit(self.get, f"/mailboxes/{key}/wait{query}")

@@ -113,8 +113,7 @@ class Desk:
         return str(self.relay.notify(self.client.number, text).json()["id"])
 
     def is_watched(self) -> bool:
-        """Whether somebody waits for pages: a report without a body tells, and brings no page."""
-        return bool(self.relay.notify(self.client.number, "", headers={"Pager-Run": "test"}).json()["waiters"])
+        return self.relay.has_reader(self.client.number)
 
     def wait_until_watched(self) -> None:
         wait_for(self.is_watched)
@@ -130,10 +129,10 @@ class Desk:
         return Tool("Bash", {"command": command, "description": "wait"}), running, go_on
 
     def is_leased(self, id: str) -> bool:
-        return bool(self.relay.receipt(self.client.key, id)["state"] == "leased")
+        return self.relay.state(self.client.key, id) == "leased"
 
     def is_acknowledged(self, id: str) -> bool:
-        return self.relay.receipt(self.client.key, id).get("outcome") == "acknowledged"
+        return self.relay.state(self.client.key, id) == "acknowledged"
 
     def wait_for_model(self, text: str) -> Asked:
         """The first request that brings this text to the model."""

@@ -159,11 +159,6 @@ def codex(client: Client, program: str) -> Iterator[Codex]:
         yield codex
 
 
-def state(relay: Relay, client: Client, id: str) -> str:
-    receipt = relay.receipt(client.key, id)
-    return str(receipt.get("outcome") or receipt["state"])
-
-
 def page(relay: Relay, client: Client, reply: Reply) -> Reply:
     """A page is sent, and then the model replies."""
     relay.notify(client.number, json={"message": "job-7 has ended", "JOB_ID": "build-7"})
@@ -240,7 +235,7 @@ def test_a_page_that_waits_at_a_prompt_is_in_its_request(relay: Relay, codex: Co
     assert said.index(fence.GUIDANCE) < said.index(f"{fence.PREFIX} page {id}")
     assert re.search(r'--- ([0-9a-f]{16}) begins\. .*\n{.*"build-7".*}\n--- \1 ends', said)
     assert "<system>" not in said
-    assert state(relay, client, id) == "acknowledged"
+    assert relay.state(client.key, id) == "acknowledged"
 
 
 def test_a_page_that_waits_at_the_end_of_a_turn_continues_it(relay: Relay, codex: Codex, client: Client) -> None:
@@ -252,17 +247,17 @@ def test_a_page_that_waits_at_the_end_of_a_turn_continues_it(relay: Relay, codex
     [handed] = re.findall(block, after.said("user"), re.DOTALL)
     [id] = re.findall(rf"^{fence.PREFIX} page ([0-9]+), ", handed)
     assert re.search(r"--- ([0-9a-f]{16}) begins\. .*\n{.*job-7 has ended.*}\n--- \1 ends$", handed)
-    assert state(relay, client, id) == "acknowledged"
+    assert relay.state(client.key, id) == "acknowledged"
 
 
 def test_hooks_run_once_they_are_trusted(relay: Relay, codex: Codex, client: Client) -> None:
     id = relay.notify(client.number, "hello").json()["id"]
     exec = ("exec", "--skip-git-repo-check", "hello")
     codex(*exec)
-    assert state(relay, client, id) == "waiting"
+    assert relay.state(client.key, id) == "waiting"
     codex.trust_hooks()
     codex(*exec)
-    assert state(relay, client, id) == "acknowledged"
+    assert relay.state(client.key, id) == "acknowledged"
 
 
 def test_doctor_sees_that_a_turn_takes_pages(relay: Relay, codex: Codex, client: Client) -> None:
@@ -285,7 +280,7 @@ def test_wait_for_event_needs_no_approval_and_takes_a_page(relay: Relay, codex: 
     assert number.endswith(f"\nOutput:\n{client.number}")
     given = json.loads(taken.partition("\nOutput:\n")[2])
     assert (given["JOB_ID"], given["message"]) == ("build-7", "job-7 has ended")
-    until(lambda: state(relay, client, given["id"]) == "acknowledged")
+    until(lambda: relay.state(client.key, given["id"]) == "acknowledged")
 
 
 def test_pager_send_needs_approval(relay: Relay, codex: Codex, client: Client) -> None:
@@ -335,7 +330,7 @@ def test_a_listener_in_a_sessions_own_shell_wakes_it_when_it_is_idle(
     line = codex.model.requests[-1].said("user").splitlines()[-1]
     assert line == f"PAGE id={id} - all of it: pagermcp show {id}"
     assert not (client.folder / "ran").exists()
-    assert state(relay, client, id) == "acknowledged"
+    assert relay.state(client.key, id) == "acknowledged"
 
 
 def test_a_listener_resumes_a_session_that_nobody_attends(relay: Relay, codex: Codex, client: Client) -> None:
@@ -344,7 +339,7 @@ def test_a_listener_resumes_a_session_that_nobody_attends(relay: Relay, codex: C
     environment = client.environment | {"THREAD": thread}
     with subprocess.Popen(["sh", "-c", f"exec {RESUME}"], cwd=client.folder, env=environment) as listener:
         id = relay.notify(client.number, json={"message": "job-7 has ended"}).json()["id"]
-        until(lambda: state(relay, client, id) == "acknowledged", 30)
+        until(lambda: relay.state(client.key, id) == "acknowledged", 30)
         listener.terminate()
         listener.wait(30)
     said = codex.model.requests[-1].said("user")

@@ -95,11 +95,6 @@ def watching(client: Client) -> Iterator[Any]:
         process.kill()
 
 
-def state(relay: Relay, client: Client, id: str) -> str:
-    receipt = relay.receipt(client.key, id)
-    return str(receipt.get("outcome") or receipt["state"])
-
-
 # --- what waits is handed over
 
 
@@ -111,9 +106,9 @@ def test_a_page_is_handed_over_fenced_once_and_acknowledged_by_the_next_hook(
     context = hook(claude, what)
     assert context.startswith(f"Pagerbericht ontvangen: page {id}")
     assert "<system-reminder>" not in context
-    assert state(relay, claude, id) == "leased"
+    assert relay.state(claude.key, id) == "leased"
     assert hook(claude, "prompt") == ""
-    assert state(relay, claude, id) == "acknowledged"
+    assert relay.state(claude.key, id) == "acknowledged"
 
 
 def test_several_pages_fit_into_what_claude_code_takes(relay: Relay, claude: Client) -> None:
@@ -156,7 +151,7 @@ def test_a_session_that_ends_before_it_shows_that_it_has_a_page_leaves_it_to_the
     with subprocess.Popen(["sleep", "600"]) as other:
         claude.environment["CLAUDE_PID"] = str(other.pid)
         assert hook(claude, "prompt") == ""
-        assert state(relay, claude, id) == "leased"
+        assert relay.state(claude.key, id) == "leased"
         relay.with_key(claude.key, "POST", "/release", json={"ids": [id]})  # as when the lease has run out
         assert "attempt 2" in hook(claude, "prompt")
         other.kill()
@@ -168,7 +163,7 @@ def test_a_page_whose_lease_ran_out_is_no_obstacle(relay: Relay, claude: Client)
     relay.with_key(claude.key, "POST", "/release", json={"ids": [id]})
     assert "attempt 2" in hook(claude, "prompt")
     assert hook(claude, "prompt") == ""
-    assert state(relay, claude, id) == "acknowledged"
+    assert relay.state(claude.key, id) == "acknowledged"
 
 
 def test_the_start_of_a_session_tells_what_pages_are_and_takes_none(relay: Relay, claude: Client) -> None:
@@ -177,7 +172,7 @@ def test_the_start_of_a_session_tells_what_pages_are_and_takes_none(relay: Relay
     assert f"The number of this project is {claude.number}. Pages that wait for it: 1." in first
     assert "Nothing is polled" in first
     assert hook(claude, "session-start", source="compact") == first
-    assert state(relay, claude, id) == "waiting"
+    assert relay.state(claude.key, id) == "waiting"
     assert claude.key not in first
 
 
@@ -187,7 +182,7 @@ def test_a_page_that_could_not_be_handed_over_is_not_acknowledged(relay: Relay, 
         process.communicate(said("prompt", claude), timeout=20)
     assert process.returncode == 0
     assert hook(claude, "prompt") == ""
-    assert state(relay, claude, id) == "leased"
+    assert relay.state(claude.key, id) == "leased"
 
 
 def test_what_one_of_several_hooks_has_handed_over_the_others_do_not_acknowledge(relay: Relay, claude: Client) -> None:
@@ -196,7 +191,7 @@ def test_what_one_of_several_hooks_has_handed_over_the_others_do_not_acknowledge
         processes = [stack.enter_context(claude.start("hook", "mid-turn", stdin=subprocess.PIPE)) for _ in range(4)]
         outputs = [process.communicate(said("mid-turn", claude), timeout=30)[0] for process in processes]
     assert sorted(bool(output) for output in outputs) == [False, False, False, True]
-    assert state(relay, claude, id) == "leased"
+    assert relay.state(claude.key, id) == "leased"
 
 
 def test_codex_inside_of_claude_code_has_a_memory_and_a_folder_of_its_own(relay: Relay, claude: Client) -> None:
@@ -215,7 +210,7 @@ def test_a_run_for_nobody_acknowledges_what_it_has_got(relay: Relay, claude: Cli
     id = relay.notify(claude.number).json()["id"]
     assert f"page {id}" in hook(claude, "prompt")
     assert hook(claude, "rewake") == ""
-    assert state(relay, claude, id) == "acknowledged"
+    assert relay.state(claude.key, id) == "acknowledged"
 
 
 def test_many_probes_of_a_stranger_hold_nothing_up(relay: Relay, claude: Client) -> None:
@@ -234,19 +229,19 @@ def test_an_idle_session_is_woken_by_exit_code_and_standard_error(relay: Relay, 
     with claude.start("hook", "rewake", stdin=subprocess.PIPE) as process:
         process.stdin.write(said("rewake", claude))
         process.stdin.close()
-        until(lambda: _waiters(relay, claude))
+        until(lambda: relay.has_reader(claude.number))
         id = relay.notify(claude.number).json()["id"]
         assert process.wait(10) == WAKE
         assert process.stderr.read().startswith(f"Pagerbericht ontvangen: page {id}")
         assert process.stdout.read() == ""
-    assert state(relay, claude, id) == "leased"
+    assert relay.state(claude.key, id) == "leased"
     assert hook(claude, "prompt", prompt="<task-notification>\nBackground command ended") == ""
     assert hook(claude, "mid-turn") == ""
-    assert state(relay, claude, id) == "leased"  # nothing has shown that it was woken by this page
+    assert relay.state(claude.key, id) == "leased"  # nothing has shown that it was woken by this page
     assert hook(claude, "prompt", prompt=f"<task-notification>\n<summary>… page {id}, 0 s old") == ""
-    assert state(relay, claude, id) == "leased"
+    assert relay.state(claude.key, id) == "leased"
     with rewaking(claude, relay):  # the end of the turn that was woken
-        assert state(relay, claude, id) == "acknowledged"
+        assert relay.state(claude.key, id) == "acknowledged"
 
 
 @contextlib.contextmanager
@@ -255,15 +250,9 @@ def rewaking(client: Client, relay: Relay) -> Iterator[Any]:
     with client.start("hook", "rewake", stdin=subprocess.PIPE) as process:
         process.stdin.write(said("rewake", client))
         process.stdin.close()
-        until(lambda: _waiters(relay, client))
+        until(lambda: relay.has_reader(client.number))
         yield process
         process.kill()
-
-
-def _waiters(relay: Relay, client: Client) -> bool:
-    """Whether a request waits at this mailbox: a report without a body tells, and brings no page."""
-    answer = relay.notify(client.number, "", headers={"Pager-Run": "test"})
-    return bool(answer.json()["waiters"])
 
 
 def test_a_wake_that_nothing_has_confirmed_comes_with_the_users_next_prompt(relay: Relay, claude: Client) -> None:
@@ -272,7 +261,7 @@ def test_a_wake_that_nothing_has_confirmed_comes_with_the_users_next_prompt(rela
         assert process.wait(10) == WAKE
     assert f"page {id}" in hook(claude, "prompt")
     assert hook(claude, "prompt") == ""
-    assert state(relay, claude, id) == "acknowledged"
+    assert relay.state(claude.key, id) == "acknowledged"
 
 
 def test_one_watcher_a_session_and_the_first_one_stays(relay: Relay, claude: Client) -> None:
@@ -318,21 +307,21 @@ def test_the_monitor_prints_a_line_for_each_page_and_keeps_it_until_a_hook_shows
     relay: Relay, claude: Client
 ) -> None:
     with watching(claude) as process:
-        until(lambda: _waiters(relay, claude))
+        until(lambda: relay.has_reader(claude.number))
         id = relay.notify(claude.number, "one\ntwo </event>").json()["id"]
         line = process.stdout.readline()
         assert line.startswith(f'PAGE id={id} age=0 s: {{"message":"one\\ntwo \\u003c/event>"}}')
         assert line.rstrip().endswith(f"pagermcp show {id}")
-        until(lambda: state(relay, claude, id) == "leased")
+        until(lambda: relay.state(claude.key, id) == "leased")
         assert hook(claude, "prompt", prompt=f"<task-notification>…<event>{line}</event>") == ""
         assert hook(claude, "prompt", prompt="and then?") == ""
-        until(lambda: state(relay, claude, id) == "acknowledged")
+        until(lambda: relay.state(claude.key, id) == "acknowledged")
         assert claude("show", id).stdout.splitlines()[0] == f"id: {id}"
 
 
 def test_beside_the_monitor_the_wake_hook_does_nothing(relay: Relay, claude: Client) -> None:
     with watching(claude):
-        until(lambda: _waiters(relay, claude))
+        until(lambda: relay.has_reader(claude.number))
         assert hook(claude, "rewake") == ""
 
 
@@ -497,7 +486,7 @@ def test_by_the_script_a_page_wakes_with_exit_code_2(relay: Relay, claude: Clien
     with script(claude, "rewake", pagermcp_program(claude), tmp_path) as process:
         process.stdin.write(said("rewake", claude))
         process.stdin.close()
-        until(lambda: _waiters(relay, claude))
+        until(lambda: relay.has_reader(claude.number))
         relay.notify(claude.number)
         assert process.wait(10) == 2
         assert process.stderr.read().startswith("Pagerbericht ontvangen:")
@@ -506,10 +495,10 @@ def test_by_the_script_a_page_wakes_with_exit_code_2(relay: Relay, claude: Clien
 def test_the_script_takes_what_it_runs_along_when_it_is_stopped(relay: Relay, claude: Client, tmp_path: Path) -> None:
     with script(claude, "rewake", pagermcp_program(claude), tmp_path) as process:
         process.stdin.close()
-        until(lambda: _waiters(relay, claude))
+        until(lambda: relay.has_reader(claude.number))
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
-        until(lambda: not _waiters(relay, claude))
+        until(lambda: not relay.has_reader(claude.number))
 
 
 def test_the_scripts_own_faults_wake_nobody(claude: Client, tmp_path: Path) -> None:
@@ -522,9 +511,9 @@ def test_the_scripts_own_faults_wake_nobody(claude: Client, tmp_path: Path) -> N
 def test_what_the_script_has_started_ends_with_it(relay: Relay, claude: Client, tmp_path: Path) -> None:
     with script(claude, "rewake", pagermcp_program(claude), tmp_path) as process:
         process.stdin.close()
-        until(lambda: _waiters(relay, claude))
+        until(lambda: relay.has_reader(claude.number))
         process.kill()
-        until(lambda: not _waiters(relay, claude), 25)
+        until(lambda: not relay.has_reader(claude.number), 25)
     with rewaking(claude, relay):
         pass
 
@@ -543,7 +532,7 @@ def test_by_the_script_the_monitor_stays_for_as_long_as_the_session(
 
 def test_by_the_script_the_monitor_leaves_when_nobody_reads(relay: Relay, claude: Client, tmp_path: Path) -> None:
     with script(claude, "watch", pagermcp_program(claude), tmp_path) as process:
-        until(lambda: _waiters(relay, claude))
+        until(lambda: relay.has_reader(claude.number))
         process.stdout.close()
         assert process.wait(10) == 0  # though its session is still there, as one is that was just killed
 
@@ -555,14 +544,14 @@ def test_codex_goes_on_with_a_page_that_waits_and_ends_its_turn_without_one(rela
     id = relay.notify(client.number, json={"JOB_ID": "b", "status": "success"}).json()["id"]
     assert f"page {id}" in hook(client, "stop", "--client", "codex")
     assert hook(client, "stop", "--client", "codex", stop_hook_active=True) == ""
-    assert state(relay, client, id) == "acknowledged"
+    assert relay.state(client.key, id) == "acknowledged"
 
 
 def test_codex_can_hold_a_turn_up_until_a_page_comes(relay: Relay, client: Client) -> None:
     with client.start("hook", "stop", "--client", "codex", "--hold", "30", stdin=subprocess.PIPE) as process:
         process.stdin.write(said("stop", client))
         process.stdin.close()
-        until(lambda: _waiters(relay, client))
+        until(lambda: relay.has_reader(client.number))
         relay.notify(client.number)
         assert process.wait(10) == 0
         assert "hello" in json.loads(process.stdout.read())["reason"]

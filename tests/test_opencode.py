@@ -182,7 +182,7 @@ class Project:
         return str(answer.json()["id"])
 
     def state(self, page: str) -> str:
-        return str(self.relay.receipt(self.key, page)["state"])
+        return self.relay.state(self.key, page)
 
     def texts(self, session: str, role: str = "user") -> list[str]:
         """What was said in a session, by the user and for him, or by the assistant."""
@@ -194,8 +194,7 @@ class Project:
         until(lambda: f"page {page} is held" in self.opencode.logged(), 30)
 
     def until_acknowledged(self, page: str) -> None:
-        until(lambda: self.state(page) == "archived", 30)
-        assert self.relay.receipt(self.key, page)["outcome"] == "acknowledged"
+        until(lambda: self.state(page) == "acknowledged", 30)
 
     def until_idle(self, session: str) -> None:
         until(lambda: session not in self("GET", "/session/status"))
