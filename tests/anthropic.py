@@ -1,13 +1,12 @@
 """A model's API on loopback, which says what a test has written down for it: Claude Code takes it for Anthropic's."""
 
 import collections
-import contextlib
-import http.server
 import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from api import Api, events
 
 
 @dataclass(frozen=True)
@@ -34,42 +33,33 @@ class Asked:
             news[:0] = _texts(message["content"])
         return "\n".join(news)
 
-    @property
-    def tools(self) -> list[str]:
-        return [tool["name"] for tool in self.body["tools"]]
-
 
 Reply = str | Tool | None | Callable[[Asked], "str | Tool"]
 DONE = "That is all."
 
 
-class Model:
+class Model(Api):
     """The API, as a context. replies: what the model says next, and None: nothing at all, until this ends; without one
     it ends the turn. asked: the requests so far."""
 
     def __init__(self) -> None:
         self.replies: collections.deque[Reply] = collections.deque()
         self.asked: list[Asked] = []
-        self._over = threading.Event()
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.05])
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> "Model":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__init__()
 
     def told(self, text: str) -> list[Asked]:
         """The requests that have brought this text to the model."""
         return [one for one in list(self.asked) if text in one.news]
 
-    def _answer(self, body: dict[str, Any]) -> dict[str, Any] | None:
+    def answer(self, path: str, asked: Any) -> object:
+        if path == "/v1/messages/count_tokens":
+            return {"input_tokens": 1000}
+        if path != "/v1/messages":
+            return None
+        message = self._message(asked)
+        return events(_streamed(message)) if message and asked.get("stream") else message
+
+    def _message(self, body: dict[str, Any]) -> dict[str, Any] | None:
         """The model's message; None: none ever comes."""
         reply: Reply = DONE
         if body.get("tools"):  # without tools it is no conversation, but a title for it, say
@@ -78,7 +68,7 @@ class Model:
             self.asked.append(asked)
             reply = reply(asked) if callable(reply) else reply
         if reply is None:
-            self._over.wait()
+            self.over.wait()
             return None
         if isinstance(reply, Tool):
             block = {"type": "tool_use", "id": f"toolu_{len(self.asked)}", "name": reply.name, "input": reply.input}
@@ -95,42 +85,8 @@ class Model:
             "usage": {"input_tokens": 10, "output_tokens": 5},
         }
 
-    def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
-        model = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                path = self.path.partition("?")[0]
-                if path == "/v1/messages/count_tokens":
-                    self._say(200, json.dumps({"input_tokens": 1000}))
-                elif path != "/v1/messages":
-                    self._say(404, json.dumps({"type": "error", "error": {"type": "not_found_error", "message": path}}))
-                elif (message := model._answer(body)) is not None:
-                    events = "".join(f"event: {one['type']}\ndata: {json.dumps(one)}\n\n" for one in _events(message))
-                    self._say(200, events if body.get("stream") else json.dumps(message), bool(body.get("stream")))
-
-            def do_GET(self) -> None:
-                self._say(404, "{}")
-
-            def do_HEAD(self) -> None:
-                self._say(200, "")
-
-            def _say(self, status: int, content: str, stream: bool = False) -> None:
-                with contextlib.suppress(ConnectionError):  # it was killed
-                    self.send_response(status)
-                    self.send_header("Content-Type", "text/event-stream" if stream else "application/json")
-                    self.send_header("Content-Length", str(len(content.encode())))
-                    self.end_headers()
-                    self.wfile.write(content.encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        return Handler
-
-
-def _events(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _streamed(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The message as it is streamed."""
     [block] = message["content"]
     if block["type"] == "text":

@@ -1,12 +1,12 @@
 """A model that does as a test says: OpenAI's Responses API on loopback, as much of it as Codex uses."""
 
-import http.server
 import itertools
 import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from api import Api, events
 
 _PAUSE_SECONDS = 0.2
 _PASTIME = "list_mcp_resources"
@@ -56,7 +56,7 @@ class Request:
 Reply = str | Call
 
 
-class Responses:
+class Responses(Api):
     """The API, as a context. It does what is in `replies`, each once: a text ends the turn, a Call goes on with it, and
     a function gives one of these when it is asked. When there is none it says "done". A tool that is not there yet,
     since its server is starting, is waited for.
@@ -65,47 +65,11 @@ class Responses:
     def __init__(self) -> None:
         self.replies: list[Reply | Callable[[], Reply]] = []
         self.requests: list[Request] = []
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.block_on_close = False  # a client may keep its connection
         self._numbers = itertools.count(1)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.02])
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        super().__init__()
 
-    def __enter__(self) -> "Responses":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
-        responses = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer("application/json", json.dumps({"object": "list", "data": [], "models": []}))
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                events = "".join(
-                    f"event: {one['type']}\ndata: {json.dumps(one)}\n\n" for one in responses._events(body)
-                )
-                self._answer("text/event-stream", events)
-
-            def _answer(self, kind: str, text: str) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", kind)
-                self.end_headers()  # HTTP/1.0: the connection's end is the answer's
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        return Handler
+    def answer(self, path: str, asked: Any) -> object:
+        return {"object": "list", "data": [], "models": []} if asked is None else events(self._events(asked))
 
     def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         request = Request(body)
@@ -136,7 +100,7 @@ class Responses:
     def _reply(self, request: Request) -> Reply:
         reply = self.replies[0] if self.replies else "done"
         if isinstance(reply, Call) and reply.tool not in request.tools():
-            self._closing.wait(_PAUSE_SECONDS)
+            self.over.wait(_PAUSE_SECONDS)
             return Call(_PASTIME)
         del self.replies[:1]
         self.requests.append(request)

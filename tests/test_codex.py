@@ -33,7 +33,7 @@ check_for_update_on_startup = false
 
 [model_providers.fake]
 name = "fake"
-base_url = "{url}"
+base_url = "{url}/v1"
 wire_api = "responses"
 env_key = "FAKE_KEY"
 request_max_retries = 0

@@ -109,7 +109,7 @@ class OpenCode:
         self._command = [str(binary), "serve", "--hostname=127.0.0.1", "--port=0", "--print-logs"]
         fake = {
             "npm": "@ai-sdk/openai-compatible",
-            "options": {"baseURL": model.url, "apiKey": "none"},
+            "options": {"baseURL": f"{model.url}/v1", "apiKey": "none"},
             "models": {"m": {"tool_call": True, "limit": {"context": 100_000, "output": 1000}}},
         }
         config = {"provider": {"fake": fake}, "model": "fake/m", "permission": {"bash": "ask"}, "share": "disabled"}
