@@ -40,19 +40,21 @@ ID = "1795981500901952"
 HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
 
 
-def talk_with(client: Client, talk: Talk, errors: Path | None = None, **environment: str) -> str:
+def server_of(client: Client, **environment: str) -> StdioServerParameters:
+    command = client.command("mcp")
+    return StdioServerParameters(
+        command=command[0], args=command[1:], cwd=client.folder, env=client.environment | environment
+    )
+
+
+def talk_with(client: Client, talk: Talk, **environment: str) -> str:
     """Talk with a server in this client's folder; what it said on standard error."""
-    path = errors or client.folder / "stderr"
+    path = client.folder / "stderr"
 
     async def main() -> None:
-        server = StdioServerParameters(
-            command=sys.executable,
-            args=["-m", "pagermcp", "mcp"],
-            cwd=client.folder,
-            env=client.environment | environment,
-        )
         with path.open("w") as stderr:
-            async with stdio_client(server, errlog=stderr) as (read, write), ClientSession(read, write) as session:
+            server = stdio_client(server_of(client, **environment), errlog=stderr)
+            async with server as (read, write), ClientSession(read, write) as session:
                 await session.initialize()
                 await talk(session)
 
@@ -94,24 +96,31 @@ class Lines:
         self.put({"id": id, "method": method, **({} if params is None else {"params": params})})
         return self.get()
 
+    def begin(self) -> dict[str, Any]:
+        """Shake hands; what the server says of itself."""
+        said: dict[str, Any] = self.ask("initialize", HELLO)["result"]
+        self.put({"method": "notifications/initialized"})
+        return said
+
+    def call(self, tool: str, **arguments: Any) -> None:
+        self.put({"id": 2, "method": "tools/call", "params": {"name": tool, "arguments": arguments}})
+
 
 @contextmanager
-def lines(client: Client, *arguments: str, **options: Any) -> Iterator[Lines]:
-    with client.start(*(arguments or ["mcp"]), stdin=subprocess.PIPE, **options) as process:
+def lines(client: Client) -> Iterator[Lines]:
+    with client.start("mcp", stdin=subprocess.PIPE) as process:
         yield Lines(process)
-        if not process.stdin.closed:
-            process.stdin.close()
+        process.stdin.close()
         assert process.wait(10) == 0
         assert all(json.loads(line)["error"]["message"] == "Connection closed" for line in process.stdout)
 
 
 def test_it_is_pagermcp_has_the_eight_tools_and_gives_the_guidance(client: Client) -> None:
     with lines(client) as server:
-        said = server.ask("initialize", HELLO)["result"]
+        said = server.begin()
         assert said["serverInfo"] == {"name": "pagermcp", "title": "PagerMCP", "version": pagermcp.__version__}
         assert said["instructions"] == fence.GUIDANCE
         assert set(said["capabilities"]) == {"tools", "prompts", "resources"} & set(said["capabilities"]) >= {"tools"}
-        server.put({"method": "notifications/initialized"})
         tools = server.ask("tools/list", {})["result"]["tools"]
         assert [tool["name"] for tool in tools] == TOOLS
         assert all(tool["description"] and "outputSchema" not in tool for tool in tools)
@@ -175,7 +184,7 @@ def test_progress_comes_and_other_calls_are_answered_while_one_waits(client: Cli
     async def ask(session: ClientSession) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(talk, session)
-            await anyio.to_thread.run_sync(until, lambda: relay.new(client.key).is_dir())
+            await eventually(lambda: relay.new(client.key).is_dir())
             with anyio.fail_after(5):
                 assert await text_of(session, "pager_number") == client.number
 
@@ -227,9 +236,8 @@ def test_cancelled_waits_are_gone_at_once_however_many_there_were(client: Client
 
 def test_a_wait_whose_client_is_gone_takes_no_page(client: Client, relay: Relay) -> None:
     with lines(client) as server:
-        server.ask("initialize", HELLO)
-        server.put({"method": "notifications/initialized"})
-        server.put({"id": 2, "method": "tools/call", "params": {"name": "wait_for_event", "arguments": {}}})
+        server.begin()
+        server.call("wait_for_event")
         until(lambda: relay.new(client.key).is_dir())
         began = time.monotonic()
     assert time.monotonic() - began < 5
@@ -241,9 +249,8 @@ def test_a_wait_whose_client_is_gone_takes_no_page(client: Client, relay: Relay)
 def test_a_page_whose_answer_could_not_be_written_comes_again(client: Client, relay: Relay) -> None:
     with client.start("mcp", stdin=subprocess.PIPE) as process:
         server = Lines(process)
-        server.ask("initialize", HELLO)
-        server.put({"method": "notifications/initialized"})
-        server.put({"id": 2, "method": "tools/call", "params": {"name": "wait_for_event", "arguments": {}}})
+        server.begin()
+        server.call("wait_for_event")
         until(lambda: relay.new(client.key).is_dir())
         process.stdout.close()
         id = relay.notify(client.number).json()["id"]
@@ -339,8 +346,8 @@ def test_of_several_pages_those_are_acknowledged_that_can_be(client: Client, rel
 
     async def talk(session: ClientSession) -> None:
         await text_of(session, "pager_wait")
-        said = await text_of(session, "pager_ack", error=True, handles=["1795981500901952", id])
-        assert "1795981500901952" in said
+        said = await text_of(session, "pager_ack", error=True, handles=[ID, id])
+        assert ID in said
         assert relay.receipt(client.key, id)["outcome"] == "acknowledged"
         assert relay.lease(reply)[0]["payload"] == {"status": "probe", "nonce": "0" * 32, "client": "mcp"}
 
@@ -369,7 +376,7 @@ def test_pages_of_another_server_that_are_none_are_an_error(client: Client, page
     ("tool", "arguments", "says"),
     [
         ("pager_ack", {"handles": ["x"]}, "no page's id or handle"),
-        ("pager_ack", {"handles": ["1795981500901952"]}, "1795981500901952"),
+        ("pager_ack", {"handles": [ID]}, ID),
         ("pager_ack", {"handles": []}, "at least 1 item"),
         ("pager_send", {"message": "m", "to": "nobody"}, "not a UUID"),
         ("pager_send", {"message": "m", "delay": "soon"}, "delay must be a time"),
@@ -417,8 +424,7 @@ def test_a_relay_of_another_version_is_one_line_on_standard_error(client: Client
 
 def test_mode_client_serves_with_a_mailbox_from_the_start(client: Client) -> None:
     (client.folder / ".pager_session").unlink()
-    start = partial(client.start, stderr=subprocess.PIPE)
-    with start(environment={"MODE": "client"}, stdin=subprocess.PIPE) as process:
+    with client.start(environment={"MODE": "client"}, stdin=subprocess.PIPE) as process:
         server = Lines(process)
         until((client.folder / ".pager_session").exists)
         assert server.ask("initialize", HELLO)["result"]["serverInfo"]["name"] == "pagermcp"
@@ -481,10 +487,9 @@ def test_what_is_no_request_is_ignored_and_the_next_one_is_served(client: Client
 
 def test_half_of_a_cut_emoji_is_a_question_mark(client: Client, relay: Relay) -> None:
     with lines(client) as server:
-        server.ask("initialize", HELLO)
-        server.put({"method": "notifications/initialized"})
-        call = {"name": "pager_send", "arguments": {"message": "a\ud83d 👍 \\ud83d"}}
-        assert "sent as" in json.dumps(server.ask("tools/call", call, id=2))
+        server.begin()
+        server.call("pager_send", message="a\ud83d 👍 \\ud83d")
+        assert "sent as" in json.dumps(server.get())
     assert relay.lease(client.key)[0]["payload"] == {"message": "a? 👍 \\ud83d"}
 
 
@@ -493,10 +498,7 @@ def test_the_sdks_client_is_served_in_each_of_its_modes(client: Client, relay: R
     id = relay.notify(client.number).json()["id"]
 
     async def main() -> None:
-        server = StdioServerParameters(
-            command=sys.executable, args=["-m", "pagermcp", "mcp"], cwd=client.folder, env=client.environment
-        )
-        async with SdkClient(stdio_client(server), mode=mode) as session:
+        async with SdkClient(stdio_client(server_of(client)), mode=mode) as session:
             assert [tool.name for tool in (await session.list_tools()).tools] == TOOLS
             [content] = (await session.call_tool("wait_for_event", {})).content
             assert content.type == "text"
@@ -539,9 +541,9 @@ def test_what_others_print_is_not_on_the_wire(client: Client) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=client.folder, env=client.environment, **pipes) as process:
         server = Lines(process)
-        server.ask("initialize", HELLO)
-        server.put({"method": "notifications/initialized"})
-        assert server.ask("tools/call", {"name": "noisy", "arguments": {}}, id=2)["id"] == 2
+        server.begin()
+        server.call("noisy")
+        assert server.get()["id"] == 2
         output, errors = process.communicate(timeout=10)
     assert (output, errors) == ("", "noise\nnoise\n")
 
