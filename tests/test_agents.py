@@ -18,12 +18,16 @@ def block(about: str) -> str:
     return found
 
 
+def with_pagermcp(client: Client, **environment: str) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}:{client.environment['PATH']}"
+    return client.environment | {"PATH": path} | environment
+
+
 def run(client: Client, script: str, **environment: str) -> str:
-    path = {"PATH": f"{Path(sys.executable).parent}:{client.environment['PATH']}"}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=client.folder,
-        env=client.environment | path | environment,
+        env=with_pagermcp(client, **environment),
         capture_output=True,
         text=True,
         timeout=60,
@@ -38,24 +42,16 @@ def test_installing_is_shown_done_and_gives_a_number(client: Client) -> None:
     assert said.splitlines()[-1] == client.number
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def keyring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A GPG home with a key of peer@example.com."""
     gpg = require("gpg", "gnupg")
     home = tmp_path_factory.mktemp("gpg")
     home.chmod(0o700)
     environment = {"GNUPGHOME": str(home)}
-    make = [
-        gpg,
-        "--batch",
-        "--pinentry-mode",
-        "loopback",
-        "--passphrase",
-        "",
-        "--quick-generate-key",
-        "peer@example.com",
-    ]
-    subprocess.run(make, env=environment, capture_output=True, check=True, timeout=60)
+    without_asking = ["--batch", "--pinentry-mode", "loopback", "--passphrase", ""]
+    make = ["--quick-generate-key", "peer@example.com", "future-default"]  # a key for RSA takes seconds
+    subprocess.run([gpg, *without_asking, *make], env=environment, capture_output=True, check=True, timeout=60)
     yield environment
     subprocess.run([require("gpgconf", "gnupg"), "--kill", "all"], env=environment, check=True, timeout=60)
 
@@ -73,8 +69,7 @@ def test_a_secret_page_passes_through_untouched(
 
 def test_a_pane_of_tmux_is_woken_by_its_keyboard_and_only_the_id_is_typed(client: Client, relay: Relay) -> None:
     tmux = require("tmux", "tmux")
-    here = {"TMUX_TMPDIR": str(client.folder), "TERM": "xterm", "LC_ALL": "C.UTF-8"}
-    environment = client.environment | here | {"PATH": f"{Path(sys.executable).parent}:{client.environment['PATH']}"}
+    environment = with_pagermcp(client, TMUX_TMPDIR=str(client.folder), TERM="xterm", LC_ALL="C.UTF-8")
     subprocess.run(
         [tmux, "-f", "/dev/null", "new-session", "-d", "-s", "agent", "cat >typed.log"],
         env=environment,
