@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import requests
@@ -81,13 +81,13 @@ def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
 
 def require(tool: str, package: str) -> str:
     """The path of an outside tool. Without it the test is skipped, or fails where PAGERMCP_STRICT is set."""
-    path = shutil.which(tool)
-    if path is None:
-        reason = f"{tool} is missing: apt-get install -y {package}"
-        if os.environ.get("PAGERMCP_STRICT"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return path
+    return shutil.which(tool) or _missing(f"{tool} is missing: apt-get install -y {package}")
+
+
+def _missing(reason: str) -> NoReturn:
+    if os.environ.get("PAGERMCP_STRICT"):
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 def from_npm(package: str, version: str, pattern: str) -> str:
@@ -95,24 +95,25 @@ def from_npm(package: str, version: str, pattern: str) -> str:
     so it is only fetched where PAGERMCP_STRICT is set, once; elsewhere its tests are skipped."""
     folder = REPOSITORY / ".cache" / f"{package.rpartition('/')[2]}-{version}"
     folder.mkdir(parents=True, exist_ok=True)
+
+    def fetched() -> str | None:
+        home = clean_environment(HOME=folder / "home", XDG_CONFIG_HOME=folder / "home")
+        for path in folder.glob(f"node_modules/{pattern}"):
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # for another CPU or C library
+                told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, env=home)
+                if version in told.stdout:
+                    return str(path)
+        return None
+
     with FileLock(f"{folder}.lock"):
-        for again in (False, True):
-            for path in folder.glob(f"node_modules/{pattern}"):
-                with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # for another CPU or C library
-                    home = clean_environment(HOME=folder / "home", XDG_CONFIG_HOME=folder / "home")
-                    told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, env=home)
-                    if version in told.stdout:
-                        return str(path)
-            reason = f"{package} is not there; it is fetched where PAGERMCP_STRICT is set"
-            if again or not os.environ.get("PAGERMCP_STRICT"):
-                break
-            command = [require("npm", "npm"), "install", "--ignore-scripts", "--no-audit", "--no-fund"]
-            fetch = [*command, "--prefix", folder, f"{package}@{version}"]
-            done = subprocess.run(fetch, capture_output=True, text=True, timeout=900)
-            reason = f"{package} {version} could not be fetched for this machine: {done.stderr[-500:]}"
-    if os.environ.get("PAGERMCP_STRICT"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+        if path := fetched():
+            return path
+        if not os.environ.get("PAGERMCP_STRICT"):
+            _missing(f"{package} is not there; it is fetched where PAGERMCP_STRICT is set")
+        command = [require("npm", "npm"), "install", "--ignore-scripts", "--no-audit", "--no-fund"]
+        fetch = [*command, "--prefix", folder, f"{package}@{version}"]
+        done = subprocess.run(fetch, capture_output=True, text=True, timeout=900)
+        return fetched() or _missing(f"{package} {version} can't be fetched for this machine: {done.stderr[-500:]}")
 
 
 def as_user(user: int, imports: str, script: str) -> list[str]:
