@@ -27,8 +27,8 @@ ENDS_SECONDS = 30.0  # a hook looks for its session when the relay shows life, e
 pytestmark = pytest.mark.timeout(120, func_only=True)  # without the time in which it is downloaded
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> None:
-    until(condition, seconds)
+def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
+    return until(condition, seconds)
 
 
 @pytest.fixture(scope="session")
@@ -136,8 +136,8 @@ class Desk:
 
     def wait_for_model(self, text: str) -> Asked:
         """The first request that brings this text to the model."""
-        wait_for(lambda: self.model.told(text))
-        return self.model.told(text)[0]
+        asked: Asked = wait_for(lambda: self.model.told(text))[0]
+        return asked
 
     def wait_for_acknowledgement(self, id: str) -> None:
         wait_for(lambda: self.is_acknowledged(id))

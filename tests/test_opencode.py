@@ -106,7 +106,7 @@ class OpenCode:
         self.home = home
         self.log = home / "log"
         self.relay = relay
-        self._command = [str(binary), "serve", "--hostname=127.0.0.1", "--port=0", "--print-logs"]
+        self._command = [binary, "serve", "--hostname=127.0.0.1", "--port=0", "--print-logs"]
         fake = {
             "npm": "@ai-sdk/openai-compatible",
             "options": {"baseURL": f"{model.url}/v1", "apiKey": "none"},
@@ -145,9 +145,9 @@ class OpenCode:
     def logged(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def stop(self, how: signal.Signals = signal.SIGKILL) -> None:
+    def kill(self) -> None:
         if self.process.poll() is None:
-            os.killpg(self.process.pid, how)
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(20)
 
     def __call__(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
@@ -215,7 +215,7 @@ def opencode(binary: str, model: Model, relay: Relay, tmp_path_factory: pytest.T
     (opencode.config / "plugins").mkdir()
     shutil.copy(PLUGIN, opencode.config / "plugins")
     yield opencode.start()
-    opencode.stop()
+    opencode.kill()
     assert "failed to load plugin" not in opencode.logged()
 
 
@@ -442,7 +442,7 @@ def mortal(binary: str, model: Model, tmp_path: Path, start_relay: Callable[...,
     shutil.copy(PLUGIN, plugins)
     nothing_to_install(plugins.parent)
     yield project
-    opencode.stop()
+    opencode.kill()
 
 
 def restart_relay(project: Project, start_relay: Callable[..., Relay]) -> None:
@@ -460,7 +460,7 @@ def test_killed_before_the_delivery_it_delivers_after_a_restart(mortal: Project)
     mortal("GET", "/session")
     page = mortal.page("survive")
     until(lambda: mortal.state(page) == "leased")
-    mortal.opencode.stop(signal.SIGKILL)
+    mortal.opencode.kill()
     give_back(mortal, page)
     mortal.opencode.start()
     session = mortal.session()
@@ -480,7 +480,7 @@ def test_killed_after_the_delivery_it_does_not_deliver_twice(
     session = mortal.session()
     until(lambda: mortal.texts(session))
     until(lambda: "could not be acknowledged" in mortal.opencode.logged())
-    mortal.opencode.stop(signal.SIGKILL)
+    mortal.opencode.kill()
     restart_relay(mortal, start_relay)
     give_back(mortal, page)
     mortal.opencode.start()
@@ -507,7 +507,7 @@ def test_a_relay_that_starts_again_is_found(mortal: Project, start_relay: Callab
 def test_the_session_that_is_named_gets_the_pages_even_if_another_was_used_later(mortal: Project) -> None:
     mortal.opencode.start()
     named = mortal.session()
-    mortal.opencode.stop()
+    mortal.opencode.kill()
     mortal.opencode.start(PAGER_SESSION_ID=named, PAGER_PREFIX="Page received:")
     other = mortal.session()
     mortal.say(other, "hello")
