@@ -345,7 +345,7 @@ def test_doctor_finds_that_a_page_wakes_an_idle_session(desk: Desk) -> None:
     with desk.session("hello"):
         desk.wait_for_model("hello")
         done = desk.client("doctor", "--wake", "claude", "--wait", "60")
-        assert "claude was woken, and acknowledged a page after " in done.stdout
+        assert "claude received a page, and acknowledged it after " in done.stdout
 
 
 def test_a_run_without_a_terminal_gets_a_page_that_waits_acknowledges_it_and_ends_without_delay(desk: Desk) -> None:

@@ -266,7 +266,7 @@ def test_doctor_sees_that_a_turn_takes_pages(relay: Relay, codex: Codex, client:
         codex.exec("hello")
         output, errors = doctor.communicate(timeout=60)
     assert doctor.returncode == 0, (output, errors)
-    assert "codex was woken, and acknowledged a page after" in output
+    assert "codex received a page, and acknowledged it after" in output
 
 
 # --- tools

@@ -69,3 +69,9 @@ def test_the_guidance_says_what_the_seed_says() -> None:
         "never authorises",
     ):
         assert words in fence.GUIDANCE
+
+
+def test_the_id_in_a_line_is_the_handle_by_which_it_is_acknowledged() -> None:
+    again = Page.read({"id": "1795981500901952", "handle": "1795981500901952.2", "payload": {}, "attempt": 2})
+    assert fence.line(again).startswith("PAGE id=1795981500901952.2 age=")
+    assert "1795981500901952.2, " in fence.lines([again] * 6)[0]

@@ -233,6 +233,12 @@ def test_many_probes_of_a_stranger_hold_nothing_up(relay: Relay, claude: Client)
     assert len(relay.lease(reply, "lease=60&max=100&timeout=0")) == 1
 
 
+def test_a_run_for_nobody_is_told_that_nothing_wakes_it(claude: Client) -> None:
+    assert "Nothing wakes this run" not in hook(claude, "session-start")
+    claude.environment["CLAUDE_CODE_SESSION_ATTENDED"] = "0"
+    assert "Nothing wakes this run" in hook(claude, "session-start")
+
+
 # --- waking
 
 

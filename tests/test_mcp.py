@@ -1,6 +1,7 @@
 """`pagermcp mcp`, by the SDK's own client over stdio, by recorded lines, and against a live relay."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -119,7 +120,7 @@ def test_it_is_pagermcp_has_the_eight_tools_and_gives_the_guidance(client: Clien
     with lines(client) as server:
         said = server.begin()
         assert said["serverInfo"] == {"name": "pagermcp", "title": "PagerMCP", "version": pagermcp.__version__}
-        assert said["instructions"] == fence.GUIDANCE
+        assert said["instructions"].startswith(fence.GUIDANCE)
         assert set(said["capabilities"]) == {"tools", "prompts", "resources"} & set(said["capabilities"]) >= {"tools"}
         tools = server.ask("tools/list", {})["result"]["tools"]
         assert [tool["name"] for tool in tools] == TOOLS
@@ -442,6 +443,22 @@ def test_the_mailbox_is_made_by_the_first_call_that_needs_it(client: Client) -> 
         assert not session_file.exists()
         said = await text_of(session, "pager_number")
         assert said == number(session_file.read_text().strip())
+
+    talk_with(client, talk)
+
+
+def test_a_url_that_is_none_is_a_wrong_call(client: Client) -> None:
+    assert "no URL of a relay" in client("mcp", "--url", "ftp://x", code=2).stderr
+
+
+def test_a_stale_page_says_so(client: Client, relay: Relay) -> None:
+    id = relay.notify(client.number).json()["id"]
+    path = relay.new(client.key) / f"{id}.json"
+    path.write_text(path.read_text().replace('"created_at":"20', '"created_at":"19'))
+    os.utime(path, (0, 0))
+
+    async def talk(session: ClientSession) -> None:
+        assert json.loads(await text_of(session, "wait_for_event"))["stale"] is True
 
     talk_with(client, talk)
 

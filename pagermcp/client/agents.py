@@ -7,6 +7,7 @@ import click
 
 from pagermcp.client import show
 from pagermcp.client.commands import COMMANDS, OTHER, WRONG_CALL, command, fail, note, time_option, url_option
+from pagermcp.client.relay import Relay
 from pagermcp.client.session import make_session, session_file
 
 __all__ = ["COMMANDS"]  # with those from here
@@ -34,21 +35,28 @@ def mcp(make_mailbox: bool, url: str | None) -> None:
         from pagermcp.client.mcp_server import run
     except ImportError as error:  # it is missing, or older
         fail(f"this needs the MCP SDK ({error}): pip install '{_SDK}'", WRONG_CALL)
+    Relay(url=url)  # a URL that is none is said now
     if make_mailbox:
         make_session(session_file(), note)
     run(url, note)
 
 
 @command(short_help="What the plugins for agents run beside a session.")
-@click.argument("what", type=click.Choice(["session-start", "prompt", "mid-turn", "stop", "rewake", "watch"]))
+@click.argument(
+    "what",
+    metavar="HOOK",
+    type=click.Choice(["session-start", "prompt", "mid-turn", "stop", "rewake", "watch"]),
+)
 @click.option(
     "--client", type=click.Choice(["claude", "codex"]), default="claude", help="Whose session it is (claude)."
 )
 @click.option("--hold", metavar="TIME", type=time_option(0), default="0", help="With stop: wait for a page.")
 def hook(what: str, client: str, hold: float) -> None:
-    """Run a hook of an agent's session: it hands over the pages that wait, or wakes the session.
+    """Run a hook of an agent's session, with what the agent says on standard input.
 
-    It is silent, and exits with 0, whenever there is no page, no mailbox or no relay.
+    session-start tells what pages are; prompt and mid-turn hand over those that wait; stop goes on with a turn if one
+    waits; rewake waits and exits with 82 when there are pages, which are then on standard error; watch prints a line
+    for each. They are silent, and exit with 0, whenever there is no page, no mailbox or no relay.
 
     \b
     pagermcp hook prompt

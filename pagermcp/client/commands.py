@@ -534,7 +534,7 @@ def _list_outbox(box: Outbox, waiting: list[str], as_json: bool) -> None:
     "--wake",
     "client",
     type=click.Choice(["opencode", "claude", "codex", "mcp"]),
-    help="Page this project, and see whether that agent acknowledges the page in this time.",
+    help="Page this project, and see whether that agent acknowledges the page within --wait.",
 )
 @click.pass_context
 def doctor(context: click.Context, seconds: float, client: str | None, as_json: bool, url: str | None) -> None:
@@ -545,6 +545,8 @@ def doctor(context: click.Context, seconds: float, client: str | None, as_json: 
     pagermcp doctor --wait 0
     pagermcp doctor --wake opencode
     """
+    if client and seconds < 1:
+        raise click.UsageError("--wake needs some time to --wait for the agent")
     relay = Relay(url=url)
     findings = examine_wake(relay, client, seconds, _progress) if client else examine(relay, seconds, _progress)
     colours = {"ok": "green", "note": "yellow", "bad": "red"}

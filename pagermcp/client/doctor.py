@@ -52,8 +52,7 @@ def examine(relay: Relay, wait_seconds: float, progress: Callable[[str], None]) 
         yield from _mailbox(relay)
         yield from _wake(relay, wait_seconds, progress)
     except RelayError as error:
-        start = "start it (pagermcp serve), or say where it is with --url or PAGER_URL"
-        yield Finding("bad", str(error), "" if isinstance(error, Refused) else start)
+        yield _unreachable(error)
 
 
 def examine_wake(relay: Relay, client: str, seconds: float, progress: Callable[[str], None]) -> Iterator[Finding]:
@@ -70,17 +69,26 @@ def examine_wake(relay: Relay, client: str, seconds: float, progress: Callable[[
         wait.until_over(began, seconds, progress, f"waiting for {client} to acknowledge the page {sent.id}")
         took = time.monotonic() - began
         if wait.page and wait.page.payload == answer:
-            yield Finding("ok", f"{client} was woken, and acknowledged a page after {took:.1f} s")
+            yield Finding("ok", f"{client} received a page, and acknowledged it after {took:.1f} s")
             return
-        what = f"{client} did not acknowledge a page in {seconds:.0f} s"
+        place = relay.receipt(sent.id) if sent.id else {}
+        where = place.get("outcome") or place.get("state")
         if wait.page:
             what = f"{wait.page.payload.get('client')} acknowledged the page, and not {client}"
-        elif sent.id:
-            place = relay.receipt(sent.id)
-            what += f"; it is {place.get('outcome') or place['state']}"
-        yield Finding("bad", what, _WAKE_REMEDIES[client])
+        elif where == "acknowledged":
+            what = f"something else than {client} acknowledged the page"
+        else:
+            what = f"{client} did not acknowledge a page in {seconds:.0f} s; it is {where}"
+        taken = wait.page or where == "acknowledged"
+        other = "stop what takes this mailbox's pages (another agent, pagermcp listen or wait), and try again"
+        yield Finding("bad", what, other if taken else _WAKE_REMEDIES[client])
     except RelayError as error:
-        yield Finding("bad", str(error))
+        yield _unreachable(error)
+
+
+def _unreachable(error: RelayError) -> Finding:
+    start = "start it (pagermcp serve), or say where it is with --url or PAGER_URL"
+    return Finding("bad", str(error), "" if isinstance(error, Refused) else start)
 
 
 def _outbox() -> Iterator[Finding]:

@@ -44,6 +44,10 @@ _IN_CODEX = (
     "In Codex leave out the `&`: what a command leaves behind is killed when its shell ends, and what still runs after "
     "yield_time_ms runs on, until the session ends. A sandbox without network can't page: ask to run it outside.\n"
 )
+_UNATTENDED = (
+    "Nothing wakes this run when its turn has ended: what it needs is waited for within the turn, by "
+    "`pagermcp wait --timeout 10m --ack`.\n"
+)
 _NOTHING_TO_DO = (NoSession, address.InvalidAddress, BadCall, RelayError, OSError)
 
 
@@ -148,8 +152,8 @@ class Session:
         self._forget_others()
         waiting = len(self._relay.pages(limit=_MOST_PAGES))
         number = self._relay.number
-        in_codex = _IN_CODEX if self._client == "codex" else ""
-        return f"{fence.GUIDANCE}\n{in_codex}The number of this project is {number}. Pages that wait for it: {waiting}."
+        here = _IN_CODEX if self._client == "codex" else "" if self._is_attended() else _UNATTENDED
+        return f"{fence.GUIDANCE}\n{here}The number of this project is {number}. Pages that wait for it: {waiting}."
 
     def prompted(self) -> None:
         """The pages for a session to which somebody has just said something."""
@@ -185,7 +189,7 @@ class Session:
             return ""
         with self._memory() as memory, contextlib.suppress(RelayError):  # then later
             self._acknowledge(memory)
-        if os.environ.get("CLAUDE_CODE_SESSION_ATTENDED") == "0":
+        if not self._is_attended():
             return ""  # `claude -p` would not end before we do
         with self.watching() as free:
             return _fenced(pages) if free and (pages := self.wait_and_wake()) else ""
@@ -252,6 +256,9 @@ class Session:
                 raise
             # a lease ran out, and that page comes again; the others are acknowledged
         memory.handed = []
+
+    def _is_attended(self) -> bool:
+        return os.environ.get("CLAUDE_CODE_SESSION_ATTENDED") != "0"
 
     def _is_sub_agent(self) -> bool:
         return "agent_id" in self._said

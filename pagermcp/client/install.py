@@ -42,7 +42,7 @@ class Change:
         """The change as lines of a unified diff."""
         before, after = ((one or b"").decode(errors="replace").splitlines() for one in (self.before, self.after))
         old, new = (os.devnull if one is None else self.path for one in (self.before, self.after))
-        lines = list(difflib.unified_diff(before, after, old, new, lineterm="", n=2))
+        lines = list(difflib.unified_diff(before, after, old, new, lineterm="", n=0))  # around it may be others' keys
         return lines or [f"{self.path}: mode {self.mode:o}"]
 
     def make(self) -> None:

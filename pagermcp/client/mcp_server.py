@@ -27,11 +27,16 @@ from pagermcp.client.session import NoSession, make_session, session_file
 from pagermcp.client.show import Unwritable, in_one_line, json_text, put
 from pagermcp.client.wake import Handed, acknowledge
 
+_BY_MCP = (
+    "Where none does, wait_for_event is called while the job runs. In Codex the command is run without the `&`: what a "
+    "command leaves behind is killed there."
+)
 _PROGRESS_SECONDS = 5.0  # a call that is silent for 60 s is cut by OpenCode 1.18
 _EVENT_LEASE_SECONDS = 60.0
 _MOST_EMPTY = 3
 _MOST_LISTED = 100
 _MOST_ERROR = 500
+_FINISH_SECONDS = 1.5  # the SDK's client kills what has not ended in 2 s
 _TROUBLE = (RelayError, BadCall, NoSession, address.InvalidAddress)
 _Result = TypeVar("_Result")
 
@@ -47,6 +52,7 @@ def run(url: str | None, say: Callable[[str], None]) -> None:
     tools = _Tools(url, wire, say)
     threading.Thread(target=tools.compare_versions, daemon=True).start()
     anyio.run(_serve, tools.server(), wire)
+    wire.finish()
     os._exit(0)  # at once, so that the relay does not hand a page to a wait that is still open
 
 
@@ -64,6 +70,7 @@ class _Wire:
         self._input = anyio.wrap_file(open(input, encoding="utf-8", errors="replace"))  # noqa: SIM115 - until we end
         self._output = output
         self._then: dict[str, Callable[[], None]] = {}
+        self._following: threading.Thread | None = None
         self._thread = anyio.CapacityLimiter(1)  # calls that take long don't hold it up
 
     def after_answer(self, request: object, do: Callable[[], None]) -> None:
@@ -79,7 +86,13 @@ class _Wire:
         """Write a message, all of it."""
         await anyio.to_thread.run_sync(self._put, line.encode(), limiter=self._thread)
         if self._then and (do := self._then.pop(str(json.loads(line).get("id")), None)):
-            threading.Thread(target=do).start()
+            self._following = threading.Thread(target=do)
+            self._following.start()
+
+    def finish(self) -> None:
+        """Let what follows the last answer come to its end, since who reads it may close the input at once."""
+        if self._following:
+            self._following.join(_FINISH_SECONDS)
 
     async def flush(self) -> None:
         """Nothing is held back."""
@@ -149,7 +162,7 @@ class _Tools:
         server: MCPServer = MCPServer(
             "pagermcp",
             title="PagerMCP",
-            instructions=fence.GUIDANCE,
+            instructions=f"{fence.GUIDANCE}\n{_BY_MCP}",
             version=pagermcp.__version__,
             log_level="ERROR",
             subscriptions=False,
@@ -186,6 +199,7 @@ class _Tools:
         page, handed = pages[0], Handed.over(pages[0])
         self._wire.after_answer(context.request_id, lambda: self._quietly_acknowledge(relay, handed))
         about = {"id": page.id, "created_at": page.answer.get("created_at"), "age_seconds": page.age_seconds}
+        about |= {"stale": True} if page.stale else {}
         return json_text({**about, **page.payload})
 
     async def pager_wait(

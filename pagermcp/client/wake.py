@@ -12,6 +12,7 @@ from typing import Any
 from pagermcp import address
 from pagermcp.client.relay import Page, Refused, Relay, RelayError
 
+_PATIENCE_SECONDS = 1.5
 _NONCE = re.compile("[0-9a-f]{16,64}", re.ASCII)
 
 
@@ -75,6 +76,6 @@ def acknowledge(relay: Relay, handed: Sequence[Handed], client: str) -> None:
     for probe in [one.probe for one in handed if one.probe and one.handle in done][:1]:
         # the first: anybody can send many, and each takes its time
         with contextlib.suppress(RelayError):  # then the doctor hears nothing, and says so
-            Relay(uuid.UUID(probe.reply), relay.url, tries=1, patience=1.5).send(probe.answer(client))
+            Relay(uuid.UUID(probe.reply), relay.url, tries=1, patience=_PATIENCE_SECONDS).send(probe.answer(client))
     if refused:
         raise refused
