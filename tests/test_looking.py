@@ -143,6 +143,12 @@ def test_what_harms_is_shown_as_an_escape_and_the_rest_as_it_is() -> None:
     assert in_one_line({"é": 1}) == '{"é": 1}'
 
 
+def test_in_a_sandbox_without_network_that_is_said(client: Client) -> None:
+    sandbox = {"CODEX_SANDBOX_NETWORK_DISABLED": "1", "PAGER_URL": "http://127.0.0.1:9"}
+    said = client("inbox", code=3, environment=sandbox).stderr
+    assert said.endswith("; this sandbox has no network: ask to run it outside, or use the MCP tools\n")
+
+
 def test_ages_are_in_words() -> None:
     told = {0: "0 s", 59: "59 s", 60: "1 min", 108: "1.8 min", 3600: "1 h", 7140: "2 h", 864000: "10 d"}
     assert {seconds: age(page(age_seconds=seconds)) for seconds in told} == told

@@ -36,6 +36,11 @@ _CUT_SECONDS = 5.0  # what was connected for longer was cut, and not refused
 _LONGEST_RETRY_SECONDS = 300.0
 _HANDLE = re.compile(r"[0-9]{16}(\.[0-9]{1,9})?", re.ASCII)
 _HOST = re.compile(r"[^\s*/\\]+")
+_SANDBOX = (
+    "; this sandbox has no network: ask to run it outside, or use the MCP tools"
+    if os.environ.get("CODEX_SANDBOX_NETWORK_DISABLED") == "1"
+    else ""
+)
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -406,7 +411,7 @@ class Relay:
         except (requests.exceptions.InvalidURL, urllib3.exceptions.HTTPError, UnicodeError):
             raise BadCall(f"{self.url!r} is no URL of a relay") from None
         except OSError as error:  # which is what all of requests' are
-            raise Unreachable(f"{self.url} does not answer: {_reason(error)}", _was_cut(error)) from None
+            raise Unreachable(f"{self.url} does not answer: {_reason(error)}{_SANDBOX}", _was_cut(error)) from None
 
     def _pages(self, path: str, **options: Any) -> list[Page]:
         try:
