@@ -23,7 +23,7 @@ case "$*" in
     echo made >>made.log
     ;;
 "-m pip "*) echo "$*" >>pip.log; exit {pip_fails} ;;
-"-m pytest "*) echo "$*" ;;
+"-m pytest "* | "-m bench "*) echo "$*" ;;
 *) echo "unexpected: $*" >&2; exit 99 ;;
 esac
 """
@@ -112,6 +112,17 @@ def test_the_tests_environment_serves_as_well_but_not_the_other_way_round(checko
     dev(checkout, "serve")
     assert (checkout / "pip.log").read_text().count("--editable") == 2
     assert made(checkout) == 1  # a relay that runs from it is not disturbed
+
+
+def test_the_benchs_environment_serves_as_well_but_not_for_tests(checkout: Path) -> None:
+    put_python(checkout)
+    assert dev(checkout, "bench", "--quick").stdout == "-m bench --quick\n"
+    dev(checkout, "serve")
+    assert (checkout / "pip.log").read_text().count("--editable") == 1
+    dev(checkout, "test", "-x")
+    dev(checkout, "bench", "--quick")
+    assert [line.split()[-1] for line in (checkout / "pip.log").read_text().splitlines()] == [".[bench]", ".[dev]"]
+    assert made(checkout) == 1
 
 
 def test_a_newer_python_under_another_name_is_found(checkout: Path) -> None:
