@@ -29,6 +29,8 @@ Values = dict[str, dict[str, list[float | None]]]  # figure → relay → a valu
 
 def main() -> None:
     options = parse(sys.argv[1:])
+    if not Path("/proc/self/stat").exists():
+        raise SystemExit("memory and CPU are read from /proc: this needs Linux")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that relays are stopped and folders removed
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -41,11 +43,15 @@ def main() -> None:
         progress(machine)
         for turn in range(options.rounds):
             for step in todo:
+                disk = {}
                 for relay in relays:
                     if relay is not NOTHING or step.ceiling:
+                        disk[relay.name] = fsyncs(Path(name))
                         at = f"round {turn + 1} of {options.rounds}, " if options.rounds > 1 else ""
-                        progress(f"{at}{step.name}: {relay.name} …")
+                        progress(f"{at}{step.name}: {relay.name} … (disk: {disk[relay.name]:,.0f} fsyncs/s)")
                         measure(step, relay, Path(name), values, notes)
+                disk.pop(NOTHING.name, None)
+                notes += uneven(step, disk) if len(disk) > 1 else []
     rows: list[report.Row] = [(figure, medians(each)) for figure, each in values.items()]
     columns = [relay.name for relay in relays]
     shown = [column for column in columns if column != NOTHING.name] or columns
@@ -118,20 +124,32 @@ def medians(each: dict[str, list[float | None]]) -> dict[str, float | None]:
     }
 
 
-def describe(folder: Path) -> str:
-    """The machine in one line, with how fast its disk is."""
+def fsyncs(folder: Path) -> float:
+    """How many appends a second the disk takes durably just now."""
     began, count = time.perf_counter(), 0
     with (folder / "fsync").open("wb") as file:
-        while time.perf_counter() - began < 0.5:
+        while (passed := time.perf_counter() - began) < 0.3:
             file.write(b"x" * 200)
             file.flush()
             os.fsync(file.fileno())
             count += 1
+    return count / passed
+
+
+def uneven(step: Step, disk: dict[str, float]) -> list[str]:
+    """A note when the disk was not the same for all."""
+    if max(disk.values()) < 2 * min(disk.values()):
+        return []
+    told = ", ".join(f"{rate:,.0f} before {relay}" for relay, rate in disk.items())
+    return [f"{step.name}: do not compare, the disk changed: {told} (fsyncs/s)"]
+
+
+def describe(folder: Path) -> str:
+    """The machine in one line."""
     told = subprocess.run(["df", "--output=fstype", folder], capture_output=True, text=True).stdout.split()
-    load = os.getloadavg()[0]
     return (
         f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}, "
-        f"{told[-1] if told else 'disk'} with {2 * count:,} fsyncs/s, load {load:.1f} before"
+        f"{told[-1] if told else 'disk'} with {fsyncs(folder):,.0f} fsyncs/s, load {os.getloadavg()[0]:.1f} before"
     )
 
 

@@ -1,6 +1,7 @@
 """The yardstick: the seed's protocol on aiohttp and SQLite, one durable commit a page, waiters as futures.
 
-What a competent first version looks like, and no product. Run: python reference.py DATABASE [wal]
+What a competent first version looks like, and no product. Run: python reference.py DATABASE [wal]; with `wal` SQLite
+keeps a write-ahead log, which needs one fsync a commit instead of several.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ from pathlib import Path
 Row = tuple[str, Mapping[str, float | None]]  # a figure, and its value for each relay; None: it can't
 
 CHARTED = ("/s", "p99 ms", "KB", "of a core", ", s")
-_COLOURS = ("#888888", "#1f77b4", "#2ca02c", "#d62728")
+_COLOURS = ("#888888", "#1f77b4", "#bbbbbb", "#2ca02c", "#d62728")
 
 
 def number(value: float | None) -> str:

@@ -69,16 +69,17 @@ def _relay(*options: str) -> Callable[[Path], list[str]]:
     return lambda folder: _python(*serve, folder / "spool")
 
 
-# Every relay that is measured, in the order of the table's columns. A further variant of ours (plain threads, more
-# workers) is one more line with the options for it.
+def _reference(name: str, *options: str) -> Variant:
+    command = lambda folder: _python(HERE / "reference.py", folder / "pages.db", *options)  # noqa: E731
+    return Variant(name, command, fill=_fill_database, count=_count_rows)
+
+
+# Every relay that is measured, in the order of the table's columns; the second is compared with the first. A further
+# variant of ours (plain threads, more workers) is one more line like that of "relay", with the options for it.
 VARIANTS = (
-    Variant(
-        "reference",
-        lambda folder: _python(HERE / "reference.py", folder / "pages.db"),
-        fill=_fill_database,
-        count=_count_rows,
-    ),
+    _reference("reference"),
     Variant("relay", _relay(), fill=_fill_spool, count=_count_files, files=True),
+    _reference("reference-wal", "wal"),
 )
 NOTHING = Variant("nothing", lambda folder: _python(HERE / "nothing.py"))
 

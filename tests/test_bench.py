@@ -14,7 +14,7 @@ import pytest
 from conftest import REPOSITORY, clean_environment, until
 
 from bench import report, steps
-from bench.__main__ import chosen, measure, medians
+from bench.__main__ import chosen, measure, medians, uneven
 from bench.servers import NOTHING, VARIANTS, Variant
 
 TINY = dataclasses.replace(steps.QUICK, seconds=0.2, waiters=(5,), idle_at=(), rounds=2, mailboxes=5)
@@ -67,13 +67,20 @@ def test_a_relay_that_could_not_in_one_round_can_not() -> None:
     assert medians({"old": [1.0, 5.0, 2.0], "new": [1.0, None, 2.0]}) == {"old": 2.0, "new": None}
 
 
+def test_relays_that_had_another_disk_are_not_to_be_compared() -> None:
+    step = steps.steps(TINY)[0]
+    assert uneven(step, {"old": 1000, "new": 1900}) == []
+    told = "posts: do not compare, the disk changed: 7,000 before old, 450 before new (fsyncs/s)"
+    assert uneven(step, {"old": 7000, "new": 450}) == [told]
+
+
 def test_a_name_that_is_neither_a_step_nor_a_relay_is_refused() -> None:
     with pytest.raises(SystemExit, match=r"there is no post: --only takes posts, asleep, wake-1, .*reference, relay"):
         chosen(steps.steps(steps.FULL), list(VARIANTS), ["posts", "post"])
 
 
 REFUSES = """
-import http.server
+import http.server, threading
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_GET(self):
@@ -82,6 +89,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+    def do_POST(self):
+        threading.Event().wait(30)  # the refusal comes first
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 print(f"refuses on http://127.0.0.1:{server.server_port}", flush=True)
 server.serve_forever()
@@ -119,13 +128,13 @@ def test_a_quick_run_measures_every_relay_and_leaves_nothing(tmp_path: Path) -> 
         out, progress = run.communicate(timeout=100)
     assert run.returncode == 0, progress
     told = json.loads((tmp_path / "f").read_text())
-    assert told["figures"]["durable posts/s"].keys() == {"reference", "relay", "nothing"}
+    assert told["figures"]["durable posts/s"].keys() == {"reference", "relay", "reference-wal", "nothing"}
     for figure, values in told["figures"].items():
         assert all(value is not None for value in values.values()) or "idle" in figure, (figure, progress)
     posts = told["figures"]["durable posts/s"]
     assert posts["nothing"] > max(posts["relay"], posts["reference"])
     assert "| durable posts/s" in out
-    assert "wake-20: relay …" in progress
+    assert "wake-20: relay … (disk: " in progress
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
     assert list((tmp_path / "disk").iterdir()) == []
 
