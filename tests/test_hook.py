@@ -239,6 +239,16 @@ def test_a_run_for_nobody_is_told_that_nothing_wakes_it(claude: Client) -> None:
     assert "Nothing wakes this run" in hook(claude, "session-start")
 
 
+def test_more_pages_than_one_call_takes_are_acknowledged_all_the_same(relay: Relay, claude: Client) -> None:
+    ids = [relay.notify(claude.number).json()["id"] for _ in range(110)]
+    assert ids[99] in claude("hook", "rewake", input=said("rewake", claude), code=WAKE).stderr
+    context = hook(claude, "prompt")  # the hundred that did not wake it, and one more
+    assert context.startswith("Pagerbericht ontvangen: 101 pages")
+    assert len(context) < 10_000
+    assert hook(claude, "prompt").startswith("Pagerbericht ontvangen: 9 pages")
+    until(lambda: len(relay.archived(claude.key)) == 101)
+
+
 # --- waking
 
 

@@ -235,7 +235,10 @@ class Session:
             self._acknowledge(memory)
             pages = [page for page in self._relay.pages("leased", limit=1000) if page.handle in again] if again else []
             pages += self._relay.wait(
-                timeout=seconds, max=_MOST_PAGES, lease=_LEASE_SECONDS, given_up=self.owner.is_gone
+                timeout=seconds,
+                max=max(1, _MOST_PAGES - len(pages)),
+                lease=_LEASE_SECONDS,
+                given_up=self.owner.is_gone,
             )
         except RelayError:
             memory.failures += 1

@@ -13,6 +13,7 @@ from pagermcp import address
 from pagermcp.client.relay import Page, Refused, Relay, RelayError
 
 _PATIENCE_SECONDS = 1.5
+_MOST_AT_ONCE = 100  # that the relay takes
 _NONCE = re.compile("[0-9a-f]{16,64}", re.ASCII)
 
 
@@ -65,14 +66,16 @@ class Handed:
 def acknowledge(relay: Relay, handed: Sequence[Handed], client: str) -> None:
     """Acknowledge pages that a client has received. client: `opencode`, `claude`, `codex` or `mcp`. Raises as
     `Relay.ack`."""
-    if not handed:
-        return
     refused = None
-    try:
-        relay.ack(*(one.handle for one in handed))
-    except Refused as error:
-        refused = error
-    done = refused.answer.get("acknowledged", ()) if refused else [one.handle for one in handed]
+    done: list[str] = []
+    for start in range(0, len(handed), _MOST_AT_ONCE):
+        handles = [one.handle for one in handed[start : start + _MOST_AT_ONCE]]
+        try:
+            relay.ack(*handles)
+            done += handles
+        except Refused as error:
+            refused = error
+            done += error.answer.get("acknowledged", ())
     for probe in [one.probe for one in handed if one.probe and one.handle in done][:1]:
         # the first: anybody can send many, and each takes its time
         with contextlib.suppress(RelayError):  # then the doctor hears nothing, and says so
