@@ -308,7 +308,8 @@ def test_a_job_pages_that_is_not_behind_an_ampersand(relay: Relay, codex: Codex,
         until(is_lost)
     _, started, taken = codex.model.requests[-1].results()
     assert "Process running with session ID" in started
-    assert json.loads(taken.partition("\nOutput:\n")[2])["message"] == "done after 1 s"
+    paged = json.loads(taken.partition("\nOutput:\n")[2])
+    assert (paged["JOB_ID"], paged["exit_code"]) == ("build-7", 0)
 
 
 def test_a_listener_in_a_sessions_own_shell_wakes_it_when_it_is_idle(
