@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 from pagermcp.waking import Switchboard
 
@@ -44,8 +45,9 @@ def test_a_ring_between_the_look_and_parking_is_not_lost() -> None:
     waiter.about_to_look()
     board.ring("n")
     began = time.monotonic()
-    waiter.park(began + 30, never)
+    assert list(waiter.parked(began + 30).block(never)) == []
     assert time.monotonic() - began < 10
+    assert not waiter.arm(lambda: None)
 
 
 def test_a_ring_ends_parking() -> None:
@@ -53,7 +55,7 @@ def test_a_ring_ends_parking() -> None:
     waiter = board.enter("n")
     threading.Timer(0.05, board.ring, ["n"]).start()
     began = time.monotonic()
-    waiter.park(began + 30, never)
+    assert list(waiter.parked(began + 30).block(never)) == []
     assert waiter.rung
     assert time.monotonic() - began < 10
 
@@ -61,7 +63,7 @@ def test_a_ring_ends_parking() -> None:
 def test_parking_ends_in_time_without_a_ring() -> None:
     waiter = Switchboard().enter("n")
     began = time.monotonic()
-    waiter.park(began + 0.05, never)
+    assert list(waiter.parked(began + 0.05).block(never)) == []
     assert time.monotonic() - began >= 0.05
     assert not waiter.rung
 
@@ -69,8 +71,41 @@ def test_parking_ends_in_time_without_a_ring() -> None:
 def test_parking_ends_when_the_client_went() -> None:
     waiter = Switchboard().enter("n")
     began = time.monotonic()
-    waiter.park(began + 60, lambda: True)
+    assert list(waiter.parked(began + 60).block(lambda: True)) == []
     assert time.monotonic() - began < 5
+
+
+def test_a_blocked_thread_gives_a_sign_of_life_in_time() -> None:
+    waiter = Switchboard().enter("n")
+    waiter.beat_at = time.monotonic() + 0.05
+    assert list(waiter.parked(time.monotonic() + 0.2).block(never)) == [b" "]
+    assert waiter.beat_at > time.monotonic() + 10
+
+
+def test_a_parked_one_goes_on_once_whatever_comes_at_the_same_moment() -> None:
+    """Rings, its time, its client's going: in as many threads, again and again."""
+    board = Switchboard()
+    waiter = board.enter("n")
+    for _ in range(300):
+        went_on: list[int] = []
+        waiter.about_to_look()
+        start = threading.Barrier(4)
+
+        def meet(act: Callable[[], object], start: threading.Barrier = start) -> None:
+            start.wait()
+            act()
+
+        acts = (lambda: board.ring("n"), waiter.wake, board.drain)
+        threads = [threading.Thread(target=meet, args=[act]) for act in acts]
+        for thread in threads:
+            thread.start()
+        start.wait()
+        if not waiter.arm(lambda gone=went_on: gone.append(1)):  # type: ignore[misc]
+            went_on.append(1)
+        for thread in threads:
+            thread.join()
+        waiter.wake()
+        assert went_on == [1]
 
 
 def test_draining_wakes_everybody() -> None:

@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -229,40 +228,13 @@ def test_hundreds_of_clients_that_went_leave_nothing_behind(relay: Relay) -> Non
         assert relay.get(f"/mailboxes/{key}/wait").status_code == 200
 
 
-def test_more_waits_than_places_are_503_and_posts_still_get_through(start_relay: Callable[..., Relay]) -> None:
-    relay = start_relay()
-    connections = []
-    try:
-        for n in range(500):
-            connections.append(relay.connect())
-            connections[-1].sendall(f"GET /mailboxes/{new_key()}/wait HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-            if n % 50 == 49:
-                until(lambda n=n: len(list((relay.spool / "new").iterdir())) == n + 1)
-        refused = relay.get(f"/mailboxes/{new_key()}/wait")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_waits")
-        assert int(refused.headers["Retry-After"]) > 0
-        assert relay.notify(new_key()).status_code == 202
-        assert relay.get("/healthz").status_code == 200
-    finally:
-        for connection in connections:
-            connection.close()
-    until(lambda: _answers(relay))
-
-
-def _answers(relay: Relay) -> bool:
-    """True when a place for waiting is free again."""
-    key = new_key()
-    relay.notify(key)
-    return relay.get(f"/mailboxes/{key}/wait").status_code == 200
-
-
 @pytest.fixture
 def services(spool: Spool) -> Services:
     """What an application needs, without a server and without watching."""
     switchboard = Switchboard()
     watcher = make_watcher("off", spool, switchboard)
     janitor = Janitor(spool, switchboard.ring, switchboard.waiting)
-    return Services(Settings(), spool, switchboard, watcher, janitor, threading.Semaphore(1), threading.Semaphore(1))
+    return Services(Settings(), spool, switchboard, watcher, janitor)
 
 
 def test_a_wait_answers_under_another_server_too(services: Services, key: str) -> None:
@@ -306,7 +278,6 @@ def test_a_wait_whose_page_cannot_be_given_back_still_gives_back_its_place(
         patch.setattr(services.spool.mailbox(number(key)), "withdraw", fail)
         answer.close()
     assert services.switchboard.numbers() == []
-    assert services.waits.acquire(blocking=False)
 
 
 def test_without_watching_one_look_wakes_as_many_waiters_as_there_are_pages(

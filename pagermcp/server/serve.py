@@ -1,53 +1,40 @@
-"""Run a relay until it is told to stop: waitress, with what it lacks.
-
-Ours are the limits, errors in the relay's own form, a log without keys, noticing at once that a client went or that a
-write failed, and a stop that ends waits and loses nothing.
-"""
+"""Run a relay until it is told to stop: its limits, its log without keys, and a stop that loses nothing."""
 
 import contextlib
 import errno
-import http
 import logging
 import resource
-import select
 import signal
 import socket
-import struct
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from filelock import FileLock, Timeout
 from waitress import wasyncore
-from waitress.channel import ClientDisconnected, HTTPChannel
-from waitress.parser import HTTPRequestParser, ParsingError
-from waitress.server import BaseWSGIServer, create_server
-from waitress.task import ErrorTask, WSGITask
+from waitress.adjustments import Adjustments
 
 import pagermcp
 from pagermcp.address import redact
+from pagermcp.server.channel import BODY_SLACK, Channel
+from pagermcp.server.listener import listen
+from pagermcp.server.pool import Pool
 from pagermcp.settings import Settings
 from pagermcp.spool import Janitor, Spool, SpoolRefused
 from pagermcp.spool.room import OPEN_ROOM
 from pagermcp.waking import Sweep, Switchboard, make_watcher
 from pagermcp.web import create_app
-from pagermcp.web.errors import error_body
 from pagermcp.web.services import Services
 
-MAX_WAITS = 500
-MAX_WRITES = 32
-_OTHER_THREADS = 2  # for all that neither waits nor writes, such as /healthz
+THREADS = 8
+MAX_CONNECTIONS = 12_000
+_FILES_OF_A_REQUEST = 3
 _OWN_DESCRIPTORS = 24  # standard streams, listeners, trigger, locks, inotify; and a few for looking into folders
 _FEWEST_DESCRIPTORS = 48
 _STOP_SECONDS = 2.0
-_BODY_SLACK = 1 << 20  # bodies up to this much over the limit are read, so that the 413 can say their size
 _HEADER_BYTES = 16384
 _DEAD_PEER_SECONDS = 30
-_HANGUP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-_LINGER_SECONDS = 2.0
-_FORGET_BYTES = 1 << 18
 
 log = logging.getLogger("pagermcp")
 
@@ -93,16 +80,7 @@ def _serve(settings: Settings, spool: Spool, command: str) -> None:
         message_days=settings.message_ttl_days,
         archive_days=settings.archive_ttl_days,
     )
-    relay = Services(
-        settings,
-        spool,
-        switchboard,
-        watcher,
-        janitor,
-        waits=threading.BoundedSemaphore(MAX_WAITS),
-        writes=threading.BoundedSemaphore(MAX_WRITES),
-    )
-    server = Server(create_app(relay), settings, command)
+    server = Server(create_app(Services(settings, spool, switchboard, watcher, janitor)), settings, command)
     server.stop_on_signals()
     sweep = Sweep(spool, switchboard, watcher)
     sweep.start()
@@ -116,32 +94,30 @@ def _serve(settings: Settings, spool: Spool, command: str) -> None:
 
 
 class Server:
-    """Waitress, listening. Raises ServeFailed when it can't."""
+    """Waitress, listening, with our loop and our threads. Raises ServeFailed when it can't."""
 
     def __init__(self, app: Callable[..., Any], settings: Settings, command: str) -> None:
         self._sockets: dict[int, Any] = {}
         self._stopping = False
+        self._pool = Pool(THREADS)
+        limit = _connection_limit()
         try:
-            server = create_server(
-                app,
-                map=self._sockets,
+            adjustments = Adjustments(
                 listen=f"{_bracketed(settings.host)}:{settings.port}",
-                threads=MAX_WAITS + MAX_WRITES + _OTHER_THREADS,
-                connection_limit=_connection_limit(),
-                asyncore_use_poll=True,  # select() ends the server at descriptor 1024
+                backlog=4096,
+                send_bytes=1,  # an answer is sent by the thread that has it
+                connection_limit=sys.maxsize,  # the listener has its own
                 channel_request_lookahead=1,  # so that a client who goes while it waits is noticed
-                max_request_body_size=settings.max_message_bytes + _BODY_SLACK,
+                max_request_body_size=settings.max_message_bytes + BODY_SLACK,
                 max_request_header_size=_HEADER_BYTES,
                 log_socket_errors=False,  # clients that go are no news
                 ident="PagerMCP",
             )
+            adjustments.socket_options = [*adjustments.socket_options, *_keepalive_options()]
+            self._listeners = listen(app, adjustments, self._pool, self._sockets, limit)
         except (OSError, ValueError) as error:
             raise ServeFailed(_why_not_listening(settings, command, error)) from error
-        self._dispatcher = server.task_dispatcher
-        self._listeners = [one for one in self._sockets.values() if isinstance(one, BaseWSGIServer)]
-        for listener in self._listeners:
-            listener.channel_class = Channel
-            listener.adj.socket_options = [*listener.adj.socket_options, *_keepalive_options()]
+        self._loop = self._listeners[0].loop
         port = self._listeners[0].effective_port
         self.url = f"http://{_bracketed(settings.host)}:{port}"
 
@@ -151,7 +127,7 @@ class Server:
         def on_signal(number: int, frame: object) -> None:
             if not self._stopping:  # nothing here that takes a lock: this interrupts the main thread anywhere
                 self._stopping = True
-                self._listeners[0].pull_trigger()
+                self._loop.interrupt()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
@@ -159,151 +135,26 @@ class Server:
     def run(self, drain: Callable[[], None]) -> None:
         """Serve until a signal, then end the waits by `drain` and let what is under way finish."""
         while not self._stopping:
-            self._turn(1.0)
+            self._loop.turn()
         for listener in self._listeners:
+            listener.draining = True
             listener.accepting = False
             listener.del_channel()
             listener.socket.close()
         drain()
         deadline = time.monotonic() + _STOP_SECONDS
         while self._busy() and time.monotonic() < deadline:
-            self._turn(0.1)
-        self._dispatcher.shutdown(timeout=0.2)
+            self._loop.turn(0.1)
+        for channel in self._channels():
+            channel.handle_close()  # who waits is woken by that, and gives back its pages
+        self._pool.stop(_STOP_SECONDS / 4)
         wasyncore.close_all(self._sockets)
 
-    def _turn(self, timeout: float) -> None:
-        wasyncore.loop(timeout=timeout, use_poll=True, map=self._sockets, count=1)
-
     def _busy(self) -> bool:
-        return any(
-            channel.requests or channel.total_outbufs_len
-            for channel in self._sockets.values()
-            if isinstance(channel, Channel)
-        )
+        return any(channel.requests or channel.total_outbufs_len for channel in self._channels())
 
-
-class JsonErrorTask(ErrorTask):
-    """Waitress's own errors (bad request, too large, fault) in the relay's form."""
-
-    def execute(self) -> None:
-        error = self.request.error
-        code, message = error.reason.lower().replace(" ", "_"), error.body
-        hint = "the request is not as HTTP wants it"
-        if error.code == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            limit = self.channel.adj.max_request_body_size - _BODY_SLACK
-            code, message, hint = "too_large", f"the body is far larger than the limit of {limit} bytes", "send less"
-        elif error.code == http.HTTPStatus.INTERNAL_SERVER_ERROR:
-            code, hint = "internal", "the relay's log says more"
-        body = error_body(code, message, hint)
-        self.status = f"{error.code} {error.reason}"
-        self.response_headers += [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
-        self.set_close_on_finish()
-        self.content_length = len(body)
-        self.channel.lingers = True
-        self.write(body)
-
-
-class Task(WSGITask):
-    """Says when a write failed, and when all is written, and makes a cut answer look cut."""
-
-    def get_environment(self) -> dict[str, Any]:
-        environment: dict[str, Any] = super().get_environment()
-        environment["pagermcp.wait_flushed"] = self.channel.wait_flushed
-        return environment
-
-    def write(self, data: bytes) -> None:
-        super().write(data)
-        if self.channel.will_close:  # a failed flush only marks the channel; the page must not count as taken
-            raise ClientDisconnected
-
-    def execute(self) -> None:
-        try:
-            super().execute()
-        except ConnectionAbortedError:
-            connection = self.channel.socket  # None once the main thread has closed it
-            if self.wrote_header and not self.chunked_response and self.content_length is None and connection:
-                # HTTP/1.0 knows no chunks: an ordinary close would be a complete, blank answer, so reset
-                with contextlib.suppress(OSError):
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            raise
-
-
-class Parser(HTTPRequestParser):
-    """Refuses what Python can't make sense of, such as a URI with half an IPv6 address; waitress would just fail."""
-
-    path = "a request that could not be read"  # what waitress logs when such a client goes before it has its error
-
-    def parse_header(self, header_plus: bytes) -> None:
-        try:
-            super().parse_header(header_plus)
-        except ValueError:
-            raise ParsingError("the request line or a header makes no sense") from None
-
-
-class Channel(HTTPChannel):
-    """A connection that knows whether its client is still there, and does not hang up on one who is still sending.
-
-    To close a socket with unread bytes resets it, and then the client may never see the error that was written. So
-    after an error the rest is read and forgotten, for a moment."""
-
-    parser_class = Parser
-    task_class = Task
-    error_task_class = JsonErrorTask
-    close_when_flushed: bool
-    will_close: bool
-    lingers = False
-    _lingers_until = 0.0
-    _lost = False
-
-    def handle_write(self) -> None:
-        if self.lingers and self.close_when_flushed and not self.will_close:
-            self._flush_exception(self._flush_some)
-            if not self.total_outbufs_len and self.connected:
-                self.close_when_flushed = False
-                self._lingers_until = time.monotonic() + _LINGER_SECONDS
-                with contextlib.suppress(OSError):  # then the client has gone, and the next read says so
-                    self.socket.shutdown(socket.SHUT_WR)
-        else:
-            super().handle_write()
-
-    def writable(self) -> bool:
-        if self._lingers_until and time.monotonic() > self._lingers_until:
-            self.will_close = True
-            self.lingers = False
-        return bool(super().writable())
-
-    def handle_read(self) -> None:
-        if self._lingers_until:
-            self.recv(_FORGET_BYTES)  # which closes at the end
-        else:
-            super().handle_read()
-
-    def check_client_disconnected(self) -> bool:
-        """True when the client closed, also when the main loop has not come round to notice."""
-        if not self.connected:
-            return True
-        poll = select.poll()
-        try:
-            poll.register(self.socket, _HANGUP)  # seen also behind requests that are not read yet
-        except (OSError, ValueError, TypeError):  # closed just now, and then the socket may be None
-            return True
-        return bool(poll.poll(0))
-
-    def wait_flushed(self, seconds: float) -> bool | None:
-        """True when all that was written is with the system, False when it can't be, None when it takes longer."""
-        until = time.monotonic() + seconds
-        with self.outbuf_lock:
-            while self.total_outbufs_len and self.connected and not self.will_close:
-                left = until - time.monotonic()
-                if left <= 0:
-                    return None
-                self.outbuf_lock.wait(left)
-            return not self._lost and not self.total_outbufs_len
-
-    def handle_close(self) -> None:
-        with self.outbuf_lock:  # a client who has all of an answer may be the one who closes, and that is no loss
-            self._lost = self._lost or bool(self.total_outbufs_len)
-            super().handle_close()
+    def _channels(self) -> list[Channel]:
+        return [channel for channel in list(self._sockets.values()) if isinstance(channel, Channel)]
 
 
 class RedactingFormatter(logging.Formatter):
@@ -332,14 +183,11 @@ def _raise_descriptor_limit() -> int:
 
 
 def _connection_limit() -> int:
-    """How many connections there may be, so that descriptors are left for files; more wait in the system's queue.
-
-    Without such a limit waitress would ask again and again for a connection for which it has no descriptor."""
-    wanted = 2 * MAX_WAITS + 100
-    left = _raise_descriptor_limit() - _OWN_DESCRIPTORS
-    if left >= wanted + 2 * MAX_WRITES:
-        return wanted
-    limit = max(left - 2 * MAX_WRITES, left // 3)  # a request that writes has its connection and two files
+    """How many connections there may be, so that descriptors are left for files and for refusing more connections."""
+    left = _raise_descriptor_limit() - _OWN_DESCRIPTORS - _FILES_OF_A_REQUEST * THREADS
+    limit = max(left * 15 // 16 - 4, left // 2)  # see `Limit`
+    if limit >= MAX_CONNECTIONS:
+        return MAX_CONNECTIONS
     log.warning("%d connections at most, for want of file descriptors: ulimit -n, or LimitNOFILE= in systemd", limit)
     return limit
 

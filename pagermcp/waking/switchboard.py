@@ -5,41 +5,8 @@ it leaves without having looked since, it rings the next. So a lost or doubled r
 """
 
 import threading
-import time
-from collections.abc import Callable
 
-_GONE_CHECK_SECONDS = 1.0  # a thread that blocks can't be told that its client went; it has to ask
-
-
-class Waiter:
-    """One request that waits for a page. Used by one thread at a time.
-
-    taking: it takes pages, or else it reads by a cursor, and all who do are rung; name: who it is, in a room."""
-
-    def __init__(self, number: str, taking: bool = True, name: str | None = None) -> None:
-        self.number, self.taking, self.name = number, taking, name
-        self._rung = threading.Event()
-
-    def about_to_look(self) -> None:
-        """From here on a ring means: look once more."""
-        self._rung.clear()
-
-    def park(self, until: float, gone: Callable[[], bool]) -> None:
-        """Block until rung, until the monotonic time `until`, or until `gone()` says that the client went."""
-        while (left := until - time.monotonic()) > 0:
-            if self._rung.wait(min(left, _GONE_CHECK_SECONDS)) or gone():
-                return
-
-    def ring(self) -> bool:
-        """Wake the waiter; False when it was awake already."""
-        if self._rung.is_set():
-            return False
-        self._rung.set()
-        return True
-
-    @property
-    def rung(self) -> bool:
-        return self._rung.is_set()
+from pagermcp.waking.waiter import Waiter
 
 
 class Switchboard:
@@ -69,13 +36,15 @@ class Switchboard:
 
     def ring(self, number: str) -> None:
         """There may be a page for this number: wake one who would take it, the oldest that sleeps, and all readers."""
+        marked = []
         with self._lock:
             taken = False
             for waiter in self._waiters.get(number, ()):
-                if not waiter.taking:
-                    waiter.ring()
-                elif not taken:
-                    taken = waiter.ring()
+                if not (waiter.taking and taken) and waiter.mark():
+                    marked.append(waiter)
+                    taken = taken or waiter.taking
+        for waiter in marked:  # not under the lock: it calls the server, which has locks of its own
+            waiter.wake()
 
     def ring_all(self) -> None:
         """There may be pages anywhere: wake one waiter of each number."""
@@ -86,9 +55,9 @@ class Switchboard:
         """Wake everybody for the last time; from now on nobody should wait."""
         self.draining = True
         with self._lock:
-            for waiters in self._waiters.values():
-                for waiter in waiters:
-                    waiter.ring()
+            everybody = [waiter for waiters in self._waiters.values() for waiter in waiters]
+        for waiter in everybody:
+            waiter.ring()
 
     def waiting(self, number: str) -> int:
         """How many wait for this number, in this process."""

@@ -4,6 +4,7 @@ from flask import Flask
 
 from pagermcp.web import errors, leases, lookups, mailboxes, rooms, sending, site
 from pagermcp.web.health import Health
+from pagermcp.web.later import parked_or_blocked
 from pagermcp.web.services import Services
 
 
@@ -11,6 +12,7 @@ def create_app(relay: Services) -> Flask:
     """The application for one relay. It starts nothing and can be made many times."""
     app = Flask("pagermcp.web")
     app.url_map.merge_slashes = False  # a redirect would repeat a path, and a path may hold a key
+    app.wsgi_app = parked_or_blocked(app.wsgi_app)  # type: ignore[assignment,method-assign]
     app.extensions["pagermcp"] = relay
     app.extensions["pagermcp.health"] = Health(relay.spool)
     errors.register(app)

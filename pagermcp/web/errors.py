@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flask import Flask, Response, request
+from flask import Flask, Response, has_request_context, request
 from werkzeug.exceptions import HTTPException
 
 from pagermcp.address import redact
@@ -52,11 +52,19 @@ def error_body(code: str, message: str, hint: str, **extra: object) -> bytes:
 
 def register(app: Flask) -> None:
     """Answer every exception in this form. What nobody foresaw is logged and is a 500."""
-    app.register_error_handler(Refused, _answer)
-    for kind in _REFUSALS:
-        app.register_error_handler(kind, lambda error: _answer(refusal(error)))
     app.register_error_handler(HTTPException, _http_error)
-    app.register_error_handler(Exception, _unforeseen)
+    app.register_error_handler(Exception, answer_to)
+
+
+def answer_to(error: Exception) -> Response:
+    """What a client gets for an error that is none of HTTP. Needs an application's context."""
+    if isinstance(error, Refused):
+        return _answer(error)
+    if isinstance(error, tuple(_REFUSALS)):
+        return _answer(refusal(error))
+    where = (request.endpoint or request.path) if has_request_context() else "an answer that waited"
+    log.error("a fault in %s", where, exc_info=error)
+    return _answer(Refused(500, "internal", "a fault in the relay", "its log says more; nothing was accepted"))
 
 
 def refusal(error: Exception) -> Refused:
@@ -152,8 +160,3 @@ def _http_error(error: HTTPException) -> Response:
     code, message, hint = _HINTS.get(status, (phrase.lower().replace(" ", "_"), phrase, "see the protocol"))
     allow = dict(error.get_headers(request.environ)).get("Allow")
     return _answer(Refused(status, code, message, hint, allow=allow))
-
-
-def _unforeseen(error: Exception) -> Response:
-    log.error("a fault in %s", request.endpoint, exc_info=error)
-    return _answer(Refused(500, "internal", "a fault in the relay", "its log says more; nothing was accepted"))

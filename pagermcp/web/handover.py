@@ -1,17 +1,18 @@
 """Handing pages to a reader, and knowing whether he has them."""
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+import time
+from collections.abc import Iterator
+from typing import Any
 
 from pagermcp.spool import Mailbox, Page
+from pagermcp.waking import Waiter
+from pagermcp.web.later import Connection
 from pagermcp.web.services import Services
 
 HANDOVER_SECONDS = 10.0
 """The lease of pages that are taken for good, while they are handed over: how long they stay away when the relay dies
 just then."""
-
-Flushed = Callable[[float], bool | None]
 
 log = logging.getLogger(__name__)
 
@@ -19,22 +20,23 @@ log = logging.getLogger(__name__)
 class Handover:
     """A response body with claimed pages in it.
 
-    The server asks for more only after it took what it got. When the last of it is with the system, pages that are
-    taken for good are acknowledged, and leased ones stay leased; closed before that, for instance because the client
-    had gone, all of them wait again for the next reader.
-    flushed: waits that many seconds at most; True when all is written, False when it can't be, None for not yet."""
+    When all of it is with the system, pages that are taken for good are acknowledged, and leased ones stay leased;
+    closed before that, for instance because the client had gone, all of them wait again for the next reader."""
 
     def __init__(
-        self, relay: Services, mailbox: Mailbox, pages: list[Page], body: bytes, flushed: Flushed, leased: bool = False
+        self, relay: Services, mailbox: Mailbox, pages: list[Page], connection: Connection, leased: bool = False
     ) -> None:
-        self.body = body
+        self.body = b""
         self._relay, self._mailbox, self._pages = relay, mailbox, pages
-        self._flushed, self._leased = flushed, leased
+        self._connection, self._leased = connection, leased
         self._written = False
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[Any]:  # bytes, and waiters
         yield self.body
-        while (flushed := self._flushed(HANDOVER_SECONDS / 2)) is None:
+        waiter = Waiter()
+        while (flushed := self._connection.flushed(waiter)) is None:
+            yield waiter.parked(time.monotonic() + HANDOVER_SECONDS / 2)
+            waiter.about_to_look()
             if not self._leased:
                 for page in self._pages:
                     self._mailbox.lease(page.name, HANDOVER_SECONDS)  # it takes long, but it goes on
@@ -62,8 +64,3 @@ class Handover:
     def close(self) -> None:
         if not self._written and any([self._withdraw(page) for page in self._pages]):  # noqa: C419 - all of them
             self._relay.switchboard.ring(self._mailbox.number)
-
-
-def flushed_by(environment: dict[str, Any]) -> Flushed:
-    """How the server of a request says that all is written; other servers than ours have written when they go on."""
-    return cast(Flushed, environment.get("pagermcp.wait_flushed", lambda seconds: True))

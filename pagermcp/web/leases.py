@@ -9,6 +9,7 @@ from pagermcp.spool import Mailbox, Page
 from pagermcp.spool.mailbox import LONGEST_LEASE
 from pagermcp.spool.page import PageName, now, timestamp
 from pagermcp.spool.whereabouts import find
+from pagermcp.waking.waiter import BEAT_SECONDS
 from pagermcp.web.access import authorized, mailbox_to_take_from, no_head
 from pagermcp.web.answers import answer, line, when, wrapped
 from pagermcp.web.body import MAX_IDS, handle_in, listed_ids
@@ -16,7 +17,7 @@ from pagermcp.web.errors import Refused
 from pagermcp.web.lookups import no_such_page
 from pagermcp.web.parameters import LONGEST_DELAY, number
 from pagermcp.web.services import services
-from pagermcp.web.wait import HEARTBEAT_SECONDS, Terms, Wait
+from pagermcp.web.wait import Terms, Wait
 
 LONGEST_TIMEOUT = 300.0
 _LONGEST_QUIET = 55.0  # below the 60 s after which proxies give up
@@ -43,7 +44,7 @@ def wait() -> Response:
     terms = Terms(
         form,
         timeout=timeout,
-        quiet=timeout if timeout <= _LONGEST_QUIET else HEARTBEAT_SECONDS,
+        quiet=timeout if timeout <= _LONGEST_QUIET else BEAT_SECONDS,
         most=int(number("max", 1, low=1, high=MAX_IDS, whole=True)),
         lease=lease,
         max_age=number("max_age_seconds", float("inf"), low=0),
@@ -53,7 +54,7 @@ def wait() -> Response:
         raise Refused(400, "bad_parameter", f"ack names {len(given)} pages, and may name {MAX_IDS}", "use POST /ack")
     if given:
         _each(mailbox, [handle_in(text, "as in ?ack=<id>,<id>") for text in given], "acknowledged", mailbox.acknowledge)
-    return Wait(relay, mailbox, terms, request.environ).response()
+    return Wait(relay, mailbox, terms).response()
 
 
 @blueprint.post("/ack")

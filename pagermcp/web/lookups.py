@@ -14,7 +14,6 @@ from pagermcp.web.answers import answer, when, wrapped
 from pagermcp.web.body import handle_in, listed_ids
 from pagermcp.web.errors import Refused, refusal
 from pagermcp.web.parameters import number, single
-from pagermcp.web.sending import writing
 from pagermcp.web.services import services
 
 blueprint = Blueprint("lookups", __name__)
@@ -82,8 +81,7 @@ def replay() -> Response:
     replayed: list[dict[str, str]] = []
     for page in originals:
         try:
-            with writing():
-                id = mailbox.deliver(to_json(page.payload).decode(), replay_of=page.id)
+            id = mailbox.deliver(to_json(page.payload).decode(), replay_of=page.id)
         except (Refused, MailboxFull, SpoolFull, DeliveredMaybe, OSError) as error:
             refused = error if isinstance(error, Refused) else refusal(error)
             refused.extra |= {"replayed": replayed}

@@ -3,17 +3,19 @@
 import math
 import uuid
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response
 
 from pagermcp import address
 from pagermcp.spool import Page, Spool
+from pagermcp.waking.waiter import BEAT_SECONDS
 from pagermcp.web.access import address_in, mailbox_to_read, mailbox_to_take_from, no_head
 from pagermcp.web.answers import NO_STORE, answer, flat, line
 from pagermcp.web.errors import Refused
-from pagermcp.web.handover import HANDOVER_SECONDS, Handover, flushed_by
+from pagermcp.web.handover import HANDOVER_SECONDS, Handover
+from pagermcp.web.later import connection
 from pagermcp.web.parameters import number
 from pagermcp.web.services import services
-from pagermcp.web.wait import HEARTBEAT_SECONDS, Terms, Wait
+from pagermcp.web.wait import Terms, Wait
 
 blueprint = Blueprint("mailboxes", __name__)
 
@@ -41,9 +43,9 @@ def consume(key: str) -> Response:
     page = mailbox.claim(HANDOVER_SECONDS)
     if page is None:
         return answer({"message": None})
-    body = line({"message": flat(services().spool, page)})
-    headers = {**NO_STORE, "Content-Length": str(len(body)), **_headers(services().spool, page)}
-    handover = Handover(services(), mailbox, [page], body, flushed_by(request.environ))
+    handover = Handover(services(), mailbox, [page], connection())
+    handover.body = line({"message": flat(services().spool, page)})
+    headers = {**NO_STORE, "Content-Length": str(len(handover.body)), **_headers(services().spool, page)}
     return Response(handover, 200, headers, content_type="application/json")
 
 
@@ -62,10 +64,10 @@ def wait(key: str) -> Response:
     terms = Terms(
         form,
         timeout=timeout or math.inf,
-        quiet=timeout or HEARTBEAT_SECONDS,
+        quiet=timeout or BEAT_SECONDS,
         max_age=number("max_age_seconds", math.inf, low=0),
     )
-    return Wait(relay, mailbox, terms, request.environ).response()
+    return Wait(relay, mailbox, terms).response()
 
 
 def _headers(spool: Spool, page: Page) -> dict[str, str]:

@@ -1,10 +1,12 @@
 """Rooms: named agents talk, and everybody reads everything."""
 
 import contextlib
+import functools
 import ipaddress
 import re
 import time
 import urllib.parse
+from collections.abc import Callable
 from typing import Any
 
 from flask import Blueprint, Response, request
@@ -16,8 +18,9 @@ from pagermcp.web.access import authorized, unauthorized
 from pagermcp.web.answers import NO_STORE, answer, when
 from pagermcp.web.body import json_body
 from pagermcp.web.errors import Refused
+from pagermcp.web.later import Connection, Later, Steps, connection
 from pagermcp.web.parameters import number, single
-from pagermcp.web.services import services
+from pagermcp.web.services import Services, services
 from pagermcp.web.wait import Place, WaitEnded
 
 LONGEST_WAIT = 60.0
@@ -73,18 +76,31 @@ def messages() -> Response:
         raise Refused(400, "bad_parameter", "format must be json or lines", "as in ?format=lines")
     if archived:
         return _shown(room.archived(reader, since, limit), form)
-    found = room.messages(reader, since, limit)
-    if not found and wait:
-        place = Place(services(), room.mailbox, request.environ, taking=False, name=reader)
-        try:
-            found = place.wait(time.monotonic() + wait, lambda: room.messages(reader, since, limit))
-        except WaitEnded as ended:
-            raise ended.answer from None
-        finally:
-            place.close()
-            if reader and room.exists:
-                room.saw(reader)
+    look = functools.partial(room.messages, reader, since, limit)
+    found = look()
+    if wait and not found:
+        return Later(_waiting(services(), room, connection(), reader, time.monotonic() + wait, look, form))
     return _shown(found, form)
+
+
+def _waiting(
+    relay: Services,
+    room: Room,
+    connection: Connection,
+    reader: str | None,
+    until: float,
+    look: Callable[[], list[dict[str, Any]]],
+    form: str,
+) -> Steps:
+    place = Place(relay, room.mailbox, connection, taking=False, name=reader)
+    try:
+        return _shown((yield from place.wait(until, look)), form)
+    except WaitEnded as ended:
+        raise ended.answer from None
+    finally:
+        place.close()
+        if reader and room.exists:
+            room.saw(reader)
 
 
 def _shown(messages: list[dict[str, Any]], form: str) -> Response:

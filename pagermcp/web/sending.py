@@ -2,7 +2,6 @@
 
 import contextlib
 import uuid
-from collections.abc import Iterator
 
 from flask import Blueprint, Response, request
 
@@ -14,8 +13,6 @@ from pagermcp.web.body import payload_of, request_body
 from pagermcp.web.errors import Refused
 from pagermcp.web.parameters import send_options
 from pagermcp.web.services import services
-
-_WRITE_PATIENCE_SECONDS = 1.0
 
 blueprint = Blueprint("sending", __name__)
 
@@ -43,26 +40,14 @@ def to_number(number: str) -> Response:
     return _accept(receiver, payload, empty=not body)
 
 
-@contextlib.contextmanager
-def writing() -> Iterator[None]:
-    """Be one of those who may write at once. Raises Refused when there are too many for too long."""
-    if not services().writes.acquire(timeout=_WRITE_PATIENCE_SECONDS):
-        raise Refused(503, "busy", "too many pages are being written", "try again", retry_after=1)
-    try:
-        yield
-    finally:
-        services().writes.release()
-
-
 def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
     relay = services()
     options = send_options()
     number = address.number_of(receiver)
     no_room(relay.spool, number)
-    with writing():
-        mailbox = relay.spool.mailbox(number)
-        waiters = relay.switchboard.waiting(number)
-        sent = send(relay.spool, mailbox, payload, options, empty)
+    mailbox = relay.spool.mailbox(number)
+    waiters = relay.switchboard.waiting(number)
+    sent = send(relay.spool, mailbox, payload, options, empty)
     relay.switchboard.ring(number)
     queued = None
     with contextlib.suppress(OSError):  # the page is delivered, whatever happens now

@@ -1,6 +1,6 @@
 """A request that waits for pages, with the answer that suits how long it took.
 
-Pages that come soon are an ordinary answer. After that the headers go out, and a space every HEARTBEAT_SECONDS until
+Pages that come soon are an ordinary answer. After that the headers go out, and a space every BEAT_SECONDS until
 pages come: white space before JSON is allowed, and it keeps proxies and NAT open. After the headers there is only the
 answer, more waiting, or a cut connection; never a blank end, which existing clients can't digest.
 """
@@ -9,19 +9,20 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeVar
 
 from flask import Response
 
 from pagermcp.spool import Mailbox, Page
+from pagermcp.waking import Waiter
+from pagermcp.waking.waiter import BEAT, BEAT_SECONDS
 from pagermcp.web.access import no_room
 from pagermcp.web.answers import NO_STORE
 from pagermcp.web.errors import Refused
-from pagermcp.web.handover import HANDOVER_SECONDS, Handover, flushed_by
+from pagermcp.web.handover import HANDOVER_SECONDS, Handover
+from pagermcp.web.later import Connection, Later, Steps, connection
 from pagermcp.web.services import Services
-
-HEARTBEAT_SECONDS = 20.0
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ class Terms:
 
     form: Callable[[list[Page]], tuple[bytes, dict[str, str]]]
     timeout: float = math.inf
-    quiet: float = HEARTBEAT_SECONDS
+    quiet: float = BEAT_SECONDS
     most: int = 1
     lease: float = 0
     max_age: float = math.inf
@@ -53,32 +54,24 @@ class WaitEnded(Exception):
 
 
 class Place:
-    """One of the places for waiting, and a waiter at a mailbox, until it is closed. Raises Refused, OSError.
+    """A waiter at a mailbox, until it is closed. Raises OSError.
 
     taking, name: see `Waiter`."""
 
     def __init__(
-        self,
-        relay: Services,
-        mailbox: Mailbox,
-        environment: dict[str, Any],
-        taking: bool = True,
-        name: str | None = None,
+        self, relay: Services, mailbox: Mailbox, connection: Connection, taking: bool = True, name: str | None = None
     ) -> None:
-        self._relay, self._mailbox = relay, mailbox
-        self._gone: Callable[[], bool] = environment.get("waitress.client_disconnected", lambda: False)
-        if not relay.waits.acquire(blocking=False):
-            raise Refused(503, "too_many_waits", "as many requests wait as may", "try again", retry_after=5)
-        self._waiter = relay.switchboard.enter(mailbox.number, taking, name)
+        self._relay, self._mailbox, self._connection = relay, mailbox, connection
+        self.waiter = relay.switchboard.enter(mailbox.number, taking, name)
 
-    def wait(self, until: float, look: Callable[[], T]) -> T:
+    def wait(self, until: float, look: Callable[[], T]) -> Generator[Waiter, None, T]:
         """What `look` finds when it finds something, or at the monotonic time `until`. Raises WaitEnded."""
         while True:
-            if self._gone():
+            if self._connection.gone():
                 hint = "keep it open until the answer has come"
                 # before the look, so that a ring goes to the next
                 raise WaitEnded(Refused(408, "client_gone", "the client closed the connection while it waited", hint))
-            self._waiter.about_to_look()
+            self.waiter.about_to_look()
             if self._relay.switchboard.draining:
                 # after that, so that its ring is not missed
                 raise WaitEnded(Refused(503, "stopping", "the relay is stopping", "ask again", retry_after=1))
@@ -88,30 +81,33 @@ class Place:
             self._mailbox.make()  # somebody may have removed it
             self._mailbox.note_read()
             self._relay.watcher.watch(self._mailbox.number)
-            self._waiter.park(min(until, self._mailbox.settles_at), self._gone)
+            yield self.waiter.parked(min(until, self._mailbox.settles_at))
 
     def close(self) -> None:
-        self._relay.switchboard.leave(self._waiter)
-        self._relay.waits.release()
+        self._relay.switchboard.leave(self.waiter)
 
 
 class Wait:
-    """A wait for pages, and its answer. Raises Refused, OSError."""
+    """A wait for pages, and its answer. Begins with the first step of the answer. Raises Refused, OSError."""
 
-    def __init__(self, relay: Services, mailbox: Mailbox, terms: Terms, environment: dict[str, Any]) -> None:
+    def __init__(self, relay: Services, mailbox: Mailbox, terms: Terms) -> None:
         self._relay, self._mailbox, self._terms = relay, mailbox, terms
-        self._flushed = flushed_by(environment)
+        self._connection = connection()
         self._until = time.monotonic() + terms.timeout
         self._handover: Handover | None = None
-        self._closed = False
-        self._place = Place(relay, mailbox, environment)
+        self._place: Place | None = None
 
     def response(self) -> Response:
-        """Wait for a first while, and answer; the answer may go on waiting."""
+        """The answer, once it is known; it may go on waiting then."""
+        return Later(self._steps())
+
+    def _steps(self) -> Steps:
+        self._place = Place(self._relay, self._mailbox, self._connection)
         try:
             self._mailbox.make()  # so that there is something to watch before the first look
             self._relay.watcher.watch(self._mailbox.number)
-            pages = self._next(self._terms.quiet)
+            quiet = time.monotonic() + self._terms.quiet
+            pages = yield from self._next(self._place, min(self._until, quiet))
             if not pages and time.monotonic() < self._until:
                 return Response(self, 200, NO_STORE, content_type="application/json")
             body, headers = self._take(pages)
@@ -124,40 +120,40 @@ class Wait:
             self.close()
             raise
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[Any]:  # bytes, and waiters
         try:
-            while self._handover is None:
-                yield b" "
-                pages = self._next(HEARTBEAT_SECONDS)
-                if pages or time.monotonic() >= self._until:
-                    self._take(pages)
+            if self._handover is None and self._place:
+                yield BEAT
+                self._place.waiter.beat_at = time.monotonic() + BEAT_SECONDS
+                self._take((yield from self._next(self._place, self._until)))
         except (WaitEnded, Refused):
             raise ConnectionAbortedError from None  # the server cuts the connection: no final chunk, no blank answer
         except Exception:
             log.exception("%s: a wait is cut", self._mailbox.number)
             raise ConnectionAbortedError from None
+        assert self._handover
         yield from self._handover
 
     def close(self) -> None:
-        if self._closed:
+        place, self._place = self._place, None
+        if place is None:
             return
-        self._closed = True
         try:
             if self._handover is not None:
                 self._handover.close()
         finally:
-            self._place.close()
+            place.close()
 
     def _take(self, pages: list[Page]) -> tuple[bytes, dict[str, str]]:
         leased = self._terms.lease > 0
-        self._handover = Handover(self._relay, self._mailbox, pages, b"", self._flushed, leased)
+        self._handover = Handover(self._relay, self._mailbox, pages, self._connection, leased)
         body, headers = self._terms.form(pages)
         self._handover.body = body
         return body, headers
 
-    def _next(self, seconds: float) -> list[Page]:
+    def _next(self, place: Place, until: float) -> Generator[Waiter, None, list[Page]]:
         """The pages whose turn it is; none when none come in time. Raises WaitEnded."""
-        pages = self._place.wait(min(self._until, time.monotonic() + seconds), self._claim)
+        pages = yield from place.wait(until, self._claim)
         if pages and self._relay.switchboard.waiting(self._mailbox.number) > 1:
             self._relay.switchboard.ring(self._mailbox.number)  # one ring may have stood for several pages
         return pages

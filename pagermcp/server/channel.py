@@ -1,0 +1,320 @@
+"""A connection and the request on it, as waitress has them, with what waitress lacks.
+
+A request that waits is parked: its body has yielded a waiter, its thread goes back to the pool, and the task is kept
+until the waiter is woken, by a ring, by its time, or because the client went. Then a thread goes on with the same body.
+Exactly one thread has a task at any time: the one that armed the waiter lets go of it, and what wakes it does so once.
+
+Besides: errors in the relay's own form, an answer in one piece, noticing at once that a client went or that a write
+failed, and not hanging up on one who is still sending.
+"""
+
+import contextlib
+import http
+import logging
+import math
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from waitress.channel import ClientDisconnected, HTTPChannel
+from waitress.parser import HTTPRequestParser, ParsingError
+from waitress.task import ErrorTask, WSGITask
+
+from pagermcp.waking import Waiter
+from pagermcp.waking.waiter import BEAT, BEAT_SECONDS
+from pagermcp.web.errors import error_body
+
+if TYPE_CHECKING:
+    from pagermcp.server.listener import Listener
+
+BODY_SLACK = 1 << 20
+"""Bodies up to this many bytes over the limit are read, so that the 413 can say their size."""
+
+_HANGUP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+_LINGER_SECONDS = 2.0
+_FORGET_BYTES = 1 << 18
+
+log = logging.getLogger(__name__)
+
+
+class Parked(BaseException):
+    """The request waits. No Exception, since waitress would answer it by a 500."""
+
+    def __init__(self, waiter: Waiter) -> None:
+        self.waiter = waiter
+
+
+class JsonErrorTask(ErrorTask):
+    """Waitress's own errors (bad request, too large, fault) in the relay's form."""
+
+    def execute(self) -> None:
+        error = self.request.error
+        code, message = error.reason.lower().replace(" ", "_"), error.body
+        hint = "the request is not as HTTP wants it"
+        if error.code == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            limit = self.channel.adj.max_request_body_size - BODY_SLACK
+            code, message, hint = "too_large", f"the body is far larger than the limit of {limit} bytes", "send less"
+        elif error.code == http.HTTPStatus.INTERNAL_SERVER_ERROR:
+            code, hint = "internal", "the relay's log says more"
+        body = error_body(code, message, hint)
+        self.status = f"{error.code} {error.reason}"
+        self.response_headers += [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+        self.set_close_on_finish()
+        self.content_length = len(body)
+        self.channel.lingers = True
+        self.write(body)
+
+
+class Task(WSGITask):
+    """One request and its answer, which may be parked on the way."""
+
+    channel: "Channel"
+    wrote_header: bool
+    _body: Any = None  # what the application gave, from then until it is closed
+    _steps: Iterator[bytes | Waiter]
+
+    def execute(self) -> None:
+        """Begin, or go on. Raises Parked."""
+        try:
+            if self._body is None:
+                self._body = self.channel.server.application(self.get_environment(), self.start_response)
+                self._steps = iter(self._body)
+                self.environ = None
+            for step in self._steps:
+                if isinstance(step, Waiter):
+                    raise Parked(step)
+                if step:
+                    self.write(step)
+            self.close_body()
+            if self.content_length not in (None, self.content_bytes_written) and self.request.command != "HEAD":
+                self.set_close_on_finish()  # or else the client would wait for the rest
+        except Parked:
+            raise
+        except ConnectionAbortedError:
+            self.close_body()
+            self._cut()
+            raise
+        except BaseException:
+            self.close_body()
+            raise
+
+    def start_response(
+        self, status: str, headers: list[tuple[str, str]], exc_info: object = None
+    ) -> Callable[[bytes], None]:
+        """As PEP 3333 has it."""
+        self.complete = True
+        self.status, self.response_headers = status, list(headers)
+        lengths = [int(value) for name, value in headers if name.lower() == "content-length"]
+        self.content_length = lengths[0] if lengths else None
+        if self.channel.server.draining:
+            self.set_close_on_finish()
+        return self.write
+
+    def get_environment(self) -> dict[str, Any]:
+        environment: dict[str, Any] = super().get_environment()
+        environment["pagermcp.connection"] = self.channel
+        del environment["wsgi.file_wrapper"]  # which `execute` would have to know
+        return environment
+
+    def write(self, data: bytes) -> None:
+        if self.complete and not self.wrote_header:
+            self.channel.head = self.build_response_header()  # goes out in one piece with what comes first
+            self.wrote_header = True
+        super().write(data)
+        if self.channel.head:
+            self.channel.write_soon(b"")
+        if self.channel.will_close:  # a failed flush only marks the channel; the page must not count as taken
+            raise ClientDisconnected
+
+    def close_body(self) -> None:
+        """Be done with the body; what is still in it is not written."""
+        body, self._body, self._steps = self._body, (), iter(())
+        if hasattr(body, "close"):
+            body.close()
+
+    def _cut(self) -> None:
+        """Make a cut answer look cut."""
+        connection = self.channel.socket  # None once the main thread has closed it
+        if self.wrote_header and not self.chunked_response and self.content_length is None and connection:
+            # HTTP/1.0 knows no chunks: an ordinary close would be a complete, blank answer, so reset
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+class Parser(HTTPRequestParser):
+    """Refuses what Python can't make sense of, such as a URI with half an IPv6 address; waitress would just fail."""
+
+    path = "a request that could not be read"  # what waitress logs when such a client goes before it has its error
+
+    def parse_header(self, header_plus: bytes) -> None:
+        try:
+            super().parse_header(header_plus)
+        except ValueError:
+            raise ParsingError("the request line or a header makes no sense") from None
+
+
+class Channel(HTTPChannel):
+    """A connection, which is also what a request may ask (`pagermcp.web.later.Connection`)."""
+
+    server: "Listener"
+    parser_class = Parser
+    error_task_class = JsonErrorTask
+    asked = -1  # see `loop`
+    deadline = math.inf
+    head = b""
+    close_when_flushed: bool
+    will_close: bool
+    lingers = False
+    _lingers_until = 0.0
+    _lost = False
+    _task: Task | None = None  # that a thread has just now
+    _parked: tuple[Task, Waiter] | None = None
+    _flush_waiter: Waiter | None = None
+
+    # A request's way, in the threads of the pool
+
+    def service(self) -> None:
+        """Run the request, or go on with it."""
+        try:
+            super().service()
+        except Parked as parked:
+            self._park(parked.waiter)
+        else:
+            self._end()
+        if self.writable() or not self.server.loop.is_up_to_date(self):
+            self.server.loop.changed(self)
+
+    def task_class(self, channel: "Channel", request: HTTPRequestParser) -> Task:  # a class, for waitress
+        """The task for the request: the one that was parked, or else a new one."""
+        parked, self._parked = self._parked, None
+        self._task = parked[0] if parked else Task(channel, request)
+        return self._task
+
+    def _end(self) -> None:
+        """Close the body of a task that was not run (again), since the client went just before."""
+        task, self._task = self._task, None
+        try:
+            if task:
+                task.close_body()
+        except Exception:
+            log.exception("a wait whose client went could not be ended")
+
+    def _park(self, waiter: Waiter) -> None:
+        assert self._task
+        self._parked = self._task, waiter
+        self._arm(waiter)
+
+    def _arm(self, waiter: Waiter) -> None:
+        loop = self.server.loop
+        loop.call_at(self, min(waiter.until, waiter.beat_at))
+        if not waiter.arm(self._resume):
+            self._resume()
+        elif not self.connected or waiter.until <= time.monotonic():  # before there was something to wake
+            waiter.wake()
+        elif waiter.beat_at <= time.monotonic():
+            loop.call_at(self, waiter.beat_at)
+
+    def _resume(self) -> None:
+        self.server.add_task(self)
+
+    def write_soon(self, data: bytes) -> int:
+        head, self.head = self.head, b""
+        written: int = super().write_soon(head + data if head else data)
+        if self.total_outbufs_len or self.will_close:
+            self.server.loop.changed(self)
+        return written
+
+    def _flush_outbufs_below_high_watermark(self) -> None:
+        """Waitress would block a thread here. There is no need: nothing more is read before all is written."""
+
+    # What a request may ask
+
+    def gone(self) -> bool:
+        """True when the client closed, also when the main loop has not come round to notice."""
+        if not self.connected:
+            return True
+        poll = select.poll()
+        try:
+            poll.register(self.socket, _HANGUP)  # seen also behind requests that are not read yet
+        except (OSError, ValueError, TypeError):  # closed just now, and then the socket may be None
+            return True
+        return bool(poll.poll(0))
+
+    def flushed(self, waiter: Waiter) -> bool | None:
+        """Whether all that was written is with the system; see `Connection`."""
+        with self.outbuf_lock:
+            if self.total_outbufs_len and self.connected and not self.will_close:
+                self._flush_waiter = waiter
+                return None
+            return not self._lost and not self.total_outbufs_len
+
+    # Events, in the main thread
+
+    def wants_to_know_of_half_close(self) -> bool:
+        """While it is parked behind requests that are not read yet, and so can't see the end of what is sent."""
+        return self._parked is not None and not self.total_outbufs_len
+
+    def handle_deadline(self) -> None:
+        if self._lingers_until:
+            self.handle_close()
+        parked = self._parked
+        if not parked:
+            return
+        task, waiter = parked
+        now = time.monotonic()
+        if waiter.until <= now:
+            waiter.wake()
+        elif waiter.beat_at > now:  # it waits for something else by now
+            self.server.loop.call_at(self, min(waiter.until, waiter.beat_at))
+        elif waiter.disarm():  # nobody else goes on with the task meanwhile
+            if not self.total_outbufs_len:  # or else it has something to read
+                with contextlib.suppress(ClientDisconnected):  # then the loop closes it
+                    task.write(BEAT)
+            waiter.beat_at = now + BEAT_SECONDS
+            self._arm(waiter)
+
+    def handle_write(self) -> None:
+        if self.lingers and self.close_when_flushed and not self.will_close:
+            self._flush_exception(self._flush_some)
+            if not self.total_outbufs_len and self.connected:
+                self.close_when_flushed = False
+                self._lingers_until = time.monotonic() + _LINGER_SECONDS
+                self.server.loop.call_at(self, self._lingers_until)
+                with contextlib.suppress(OSError):  # then the client has gone, and the next read says so
+                    self.socket.shutdown(socket.SHUT_WR)
+        else:
+            super().handle_write()
+        if not self.total_outbufs_len:
+            self._tell_flushed()
+
+    def _tell_flushed(self) -> None:
+        with self.outbuf_lock:
+            waiter, self._flush_waiter = self._flush_waiter, None
+        if waiter is not None:
+            waiter.ring()
+
+    def handle_read(self) -> None:
+        if self._lingers_until:
+            self.recv(_FORGET_BYTES)  # which closes at the end
+        else:
+            super().handle_read()
+
+    def handle_close(self) -> None:
+        with self.outbuf_lock:  # a client who has all of an answer may be the one who closes, and that is no loss
+            self._lost = self._lost or bool(self.total_outbufs_len)
+            super().handle_close()
+        self.deadline = math.inf
+        self._tell_flushed()
+        parked = self._parked
+        if parked:
+            parked[1].wake()  # a thread ends what another has begun
+
+    def refuse(self, body: bytes, retry_after: int) -> None:
+        """Answer 503 before any request is read."""
+        head = "HTTP/1.1 503 Service Unavailable", "Connection: close", "Content-Type: application/json"
+        more = f"Retry-After: {retry_after}", f"Content-Length: {len(body)}", "", ""
+        self.lingers = self.close_when_flushed = True
+        self.write_soon("\r\n".join(head + more).encode() + body)
