@@ -252,6 +252,14 @@ bodies = st.binary(max_size=300) | st.sampled_from(
 )
 
 
+@pytest.mark.parametrize("length", ["Content-Length: 0\r\n", ""])
+def test_a_client_that_asks_whether_to_go_on_and_has_no_body_is_answered(relay: Relay, length: str) -> None:
+    answer = talk(
+        relay, f"GET /x HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nConnection: close\r\n{length}\r\n".encode()
+    )
+    assert status(answer) == 404
+
+
 @settings(max_examples=400, deadline=None)
 @given(methods, paths, queries, headers, bodies)
 def test_nothing_is_ever_a_500(

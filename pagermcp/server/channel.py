@@ -154,6 +154,8 @@ class Parser(HTTPRequestParser):
             super().parse_header(header_plus)
         except ValueError:
             raise ParsingError("the request line or a header makes no sense") from None
+        if self.body_rcv is None:  # waitress would let it go on, and then wait for a body that never comes
+            self.expect_continue = False
 
 
 class Channel(HTTPChannel):
