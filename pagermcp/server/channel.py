@@ -170,6 +170,7 @@ class Channel(HTTPChannel):
     close_when_flushed: bool
     will_close: bool
     lingers = False
+    _sending = False
     _lingers_until = 0.0
     _lost = False
     _task: Task | None = None  # that a thread has just now
@@ -224,7 +225,11 @@ class Channel(HTTPChannel):
 
     def write_soon(self, data: bytes) -> int:
         head, self.head = self.head, b""
-        written: int = super().write_soon(head + data if head else data)
+        self._sending = True
+        try:
+            written: int = super().write_soon(head + data if head else data)
+        finally:
+            self._sending = False
         if self.total_outbufs_len or self.will_close:
             self.server.loop.changed(self)
         return written
@@ -254,6 +259,15 @@ class Channel(HTTPChannel):
             return not self._lost and not self.total_outbufs_len
 
     # Events, in the main thread
+
+    def readable(self) -> bool:
+        many = len(self.requests) > self.adj.channel_request_lookahead
+        return not (many or self.writable())
+
+    def writable(self) -> bool:
+        """While a thread sends, it is that thread which says when something is left: a client may answer before it
+        has even come to count what it sent."""
+        return bool((self.total_outbufs_len and not self._sending) or self.will_close or self.close_when_flushed)
 
     def wants_to_know_of_half_close(self) -> bool:
         """While it is parked behind requests that are not read yet, and so can't see the end of what is sent."""

@@ -116,18 +116,19 @@ class Loop:
         """Wait for events for so many seconds at most, and handle them."""
         for socket in self._always:
             self._ask(socket)
-        with self._lock:
-            next_deadline = self._deadlines[0][0] if self._deadlines else math.inf
-        longest = max(0, min(longest, next_deadline - time.monotonic()))
-        events = self._poller.poll(math.ceil(longest * 1000) / 1000 * _UNIT)
-        # what accepts comes last: a new connection may have the descriptor of one that is closed in this turn, and
-        # must not get its events
-        for descriptor, event in sorted(events, key=lambda one: getattr(self._sockets.get(one[0]), "accepting", False)):
+        longest = max(0, min(longest, self._next_deadline() - time.monotonic()))
+        listening = []
+        for descriptor, event in self._poller.poll(math.ceil(longest * 1000) / 1000 * _UNIT):
             ready = self._sockets.get(descriptor)
-            if ready is not None:
+            if ready is None:
+                if not _FORGETS_CLOSED:
+                    self._poller.unregister(descriptor)
+            elif ready.accepting:
+                listening.append((ready, event))
+            else:
                 self._handle(ready, event)
-            elif not _FORGETS_CLOSED:
-                self._poller.unregister(descriptor)
+        for ready, event in listening:  # last: a new connection may have the descriptor of one just closed, whose
+            self._handle(ready, event)  # events it must not get
         self._pulled = False
         for _ in range(len(self._changed)):
             connection = self._changed.popleft()
@@ -157,12 +158,14 @@ class Loop:
                 self._poller.modify(descriptor, wanted)
             socket.asked = wanted  # and once more: a thread may have changed what it wants, and have seen the old
 
+    def _next_deadline(self) -> float:
+        deadlines = self._deadlines  # only this thread takes one out
+        return deadlines[0][0] if deadlines else math.inf
+
     def _meet_deadlines(self) -> None:
         now = time.monotonic()
-        while True:
+        while self._next_deadline() <= now:
             with self._lock:
-                if not self._deadlines or self._deadlines[0][0] > now:
-                    return
                 deadline, _, connection = heapq.heappop(self._deadlines)
                 if connection.deadline != deadline:
                     continue

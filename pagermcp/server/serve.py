@@ -107,7 +107,7 @@ class Server:
                 backlog=4096,
                 send_bytes=1,  # an answer is sent by the thread that has it
                 connection_limit=sys.maxsize,  # the listener has its own
-                channel_request_lookahead=1,  # so that a client who goes while it waits is noticed
+                channel_request_lookahead=2,  # so that a client who goes, or asks on at once, is noticed
                 max_request_body_size=settings.max_message_bytes + BODY_SLACK,
                 max_request_header_size=_HEADER_BYTES,
                 log_socket_errors=False,  # clients that go are no news
