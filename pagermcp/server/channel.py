@@ -15,6 +15,7 @@ import math
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,16 @@ _LINGER_SECONDS = 2.0
 _FORGET_BYTES = 1 << 18
 
 log = logging.getLogger(__name__)
+
+
+_RLock: Any = type(threading.RLock())
+
+
+class _OutbufLock(_RLock):
+    """In place of waitress's condition, which takes a kilobyte. Nobody waits for it: see `write_soon`."""
+
+    def notify(self) -> None:
+        pass
 
 
 class Parked(BaseException):
@@ -123,6 +134,7 @@ class Task(WSGITask):
         if self.complete and not self.wrote_header:
             self.channel.head = self.build_response_header()  # goes out in one piece with what comes first
             self.wrote_header = True
+            self.response_headers = []
         super().write(data)
         if self.channel.head:
             self.channel.write_soon(b"")
@@ -177,6 +189,10 @@ class Channel(HTTPChannel):
     _parked: tuple[Task, Waiter] | None = None
     _flush_waiter: Waiter | None = None
 
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.outbuf_lock = _OutbufLock()
+
     # A request's way, in the threads of the pool
 
     def service(self) -> None:
@@ -207,6 +223,8 @@ class Channel(HTTPChannel):
 
     def _park(self, waiter: Waiter) -> None:
         assert self._task
+        headers = self._task.request.headers  # of which only this is needed for the answer
+        self._task.request.headers = {name: headers[name] for name in ("CONNECTION",) if name in headers}
         self._parked = self._task, waiter
         self._arm(waiter)
 
