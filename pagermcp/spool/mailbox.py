@@ -35,6 +35,7 @@ from pagermcp.spool.page import (
     to_json,
 )
 from pagermcp.spool.schedule import Due
+from pagermcp.spool.tally import Tally
 
 if TYPE_CHECKING:
     from pagermcp.spool.spool import Spool
@@ -77,6 +78,7 @@ class Mailbox:
         self._new = spool.path("new", number)
         self._leased = spool.path("leased", number)
         self._read_mark = spool.path("read", number)
+        self._tally = Tally(self._new, self._leased, spool.tells_changes_apart)
         self._noted_read = -math.inf
         self._last_read: datetime.datetime | None = None
         self._expiring: dict[str, float] = {}  # when pages expire that have not ended, in monotonic time
@@ -149,10 +151,17 @@ class Mailbox:
 
     def _has_place(self, frees: int) -> bool:
         with self._lock:
-            if self.size() + self._writing - frees >= self._spool.max_messages:
-                return False
+            self._tally.look()
+            if self._is_full(frees):
+                self._tally.count()  # there may be fewer than remembered
+                if self._is_full(frees):
+                    return False
             self._writing += 1
             return True
+
+    def _is_full(self, frees: int) -> bool:
+        known = self._tally.waiting + self._tally.leased + self._spool.schedule.count(self.number)
+        return known + self._writing - frees >= self._spool.max_messages
 
     def _write(self, payload: str, extra: dict[str, object], link: Callable[[str], T], sync: Callable[[T], None]) -> T:
         """Write a page for which there is a place, and show it by `link`, which is made durable by `sync`."""
@@ -177,8 +186,12 @@ class Mailbox:
         for attempt in range(_LINK_TRIES):
             name = PageName(id or self._next_id(), 1)
             try:
-                self._make(self._leased)  # while there is room: what waits must be takeable
+                if not self._tally.can_lease:  # while there is room: what waits must be takeable
+                    self._make(self._leased)
+                    self._tally.can_lease = True
+                unchanged = self._tally.unchanged()
                 files.link(temporary, f"{self._new}/{name.file}")
+                self._tally.add(unchanged)
                 return name
             except FileExistsError:
                 continue
@@ -239,6 +252,10 @@ class Mailbox:
     def queued(self) -> int:
         """Pages that wait for a reader."""
         return len(files.names(self._new))
+
+    def queued_at_last(self) -> int:
+        """The same as it was when this process delivered last, with that page. Asks no disk."""
+        return self._tally.waiting
 
     def waiting(self) -> list[Page]:
         """All waiting pages, oldest first; takes nothing. Raises OSError."""

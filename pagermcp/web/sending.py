@@ -64,9 +64,9 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
         waiters = relay.switchboard.waiting(number)
         sent = send(relay.spool, mailbox, payload, options, empty)
     relay.switchboard.ring(number)
-    queued = None
+    queued = sent.queued
     with contextlib.suppress(OSError):  # the page is delivered, whatever happens now
-        queued = mailbox.queued()
+        queued = mailbox.queued() if queued is None else queued
     accepted = {"accepted": True, "id": sent.id, "number": number, "waiters": waiters, "queued": queued}
     more = {"due_at": when(sent.due), "expected_at": when(sent.expected), "duplicate": sent.duplicate or None}
     told = {name: value for name, value in more.items() if value is not None}
