@@ -65,10 +65,11 @@ def read(path: str, limit: int) -> tuple[bytes, os.stat_result]:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        content = bytearray()
-        while len(content) < limit and (chunk := os.read(descriptor, limit - len(content))):
+        content, wanted = b"", min(limit, status.st_size + 1)  # one more, so that the end shows without another read
+        while wanted > 0 and (chunk := os.read(descriptor, wanted)):
             content += chunk
-        return bytes(content), status
+            wanted = 0 if len(chunk) < wanted else limit - len(content)
+        return content, status
     finally:
         os.close(descriptor)
 
