@@ -3,6 +3,7 @@
 import contextlib
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 from flask import Blueprint, Response, request
 
@@ -10,7 +11,7 @@ from pagermcp import address
 from pagermcp.spool import send
 from pagermcp.web.access import address_in, authorized, no_room, unauthorized
 from pagermcp.web.answers import answer, when
-from pagermcp.web.body import payload_of, request_body
+from pagermcp.web.body import media_type, payload_of, request_body
 from pagermcp.web.errors import Refused
 from pagermcp.web.parameters import send_options
 from pagermcp.web.services import services
@@ -24,8 +25,8 @@ blueprint = Blueprint("sending", __name__)
 def notify() -> Response:
     """Page the mailbox that Authorization names, or else the body's `uuid`."""
     body = request_body()
-    payload, uuid_in_body = payload_of(body, request.mimetype)
-    if "Authorization" in request.headers:
+    payload, uuid_in_body = payload_of(body, media_type())
+    if "HTTP_AUTHORIZATION" in request.environ:
         return _accept(authorized(), payload, empty=not body)
     if uuid_in_body is None:
         raise unauthorized("no address: who is paged?")
@@ -39,19 +40,20 @@ def to_number(number: str) -> Response:
     if not address.is_number(receiver):
         raise Refused(400, "key_in_url", "this is a key, and whoever sees it can read the mailbox", "use its number")
     body = request_body()
-    payload, _ = payload_of(body, request.mimetype)
+    payload, _ = payload_of(body, media_type())
     return _accept(receiver, payload, empty=not body)
 
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
     """Be one of those who may write at once. Raises Refused when there are too many for too long."""
-    if not services().writes.acquire(timeout=_WRITE_PATIENCE_SECONDS):
+    writes = services().writes
+    if not writes.acquire(timeout=_WRITE_PATIENCE_SECONDS):
         raise Refused(503, "busy", "too many pages are being written", "try again", retry_after=1)
     try:
         yield
     finally:
-        services().writes.release()
+        writes.release()
 
 
 def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
@@ -64,10 +66,16 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
         waiters = relay.switchboard.waiting(number)
         sent = send(relay.spool, mailbox, payload, options, empty)
     relay.switchboard.ring(number)
-    queued = sent.queued
-    with contextlib.suppress(OSError):  # the page is delivered, whatever happens now
-        queued = mailbox.queued() if queued is None else queued
-    accepted = {"accepted": True, "id": sent.id, "number": number, "waiters": waiters, "queued": queued}
-    more = {"due_at": when(sent.due), "expected_at": when(sent.expected), "duplicate": sent.duplicate or None}
-    told = {name: value for name, value in more.items() if value is not None}
-    return answer({**accepted, "last_read": when(mailbox.last_read), **told}, 202)
+    accepted: dict[str, Any] = {"accepted": True, "id": sent.id, "number": number, "waiters": waiters}
+    accepted["queued"] = sent.queued
+    if sent.queued is None:
+        with contextlib.suppress(OSError):  # the page is delivered, whatever happens now
+            accepted["queued"] = mailbox.queued()
+    accepted["last_read"] = when(mailbox.last_read)
+    if sent.due:
+        accepted["due_at"] = when(sent.due)
+    if sent.expected:
+        accepted["expected_at"] = when(sent.expected)
+    if sent.duplicate:
+        accepted["duplicate"] = True
+    return answer(accepted, 202)
