@@ -1,6 +1,7 @@
 """The sweep: every 2 s, what was missed is found."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from conftest import new_key, number
 
 from pagermcp.spool import Spool
 from pagermcp.waking import Sweep, Switchboard, make_watcher
+from pagermcp.waking.sweep import LOOKS
 
 
 @pytest.fixture
@@ -31,6 +33,26 @@ def test_a_page_whose_event_was_lost_rings(spool: Spool, switchboard: Switchboar
     Path(spool.path("new", mailbox.number, "page")).touch()
     sweep.sweep()
     assert waiter.rung
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere one watch is for all mailboxes")
+def test_of_more_than_a_thousand_watched_mailboxes_a_thousand_are_looked_at_in_turn(
+    spool: Spool, switchboard: Switchboard
+) -> None:
+    watcher = make_watcher("auto", spool, switchboard)
+    sweep = Sweep(spool, switchboard, watcher)
+    waiters = []
+    for _ in range(LOOKS + 500):
+        mailbox = spool.mailbox(number(new_key()))
+        mailbox.make()
+        waiters.append(switchboard.enter(mailbox.number))  # nobody has looked, so each look rings
+    try:
+        sweep.sweep()
+        assert sum(waiter.rung for waiter in waiters) == LOOKS
+        sweep.sweep()
+        assert all(waiter.rung for waiter in waiters)
+    finally:
+        watcher.stop()
 
 
 def test_a_page_whose_lease_ran_out_rings(spool: Spool, switchboard: Switchboard, sweep: Sweep) -> None:

@@ -35,6 +35,7 @@ from pagermcp.spool.page import (
     to_json,
 )
 from pagermcp.spool.schedule import Due
+from pagermcp.spool.tally import Tally
 
 if TYPE_CHECKING:
     from pagermcp.spool.spool import Spool
@@ -51,6 +52,7 @@ _FUTURE_MICROSECONDS = 86_400_000_000  # an id further ahead than a day is not o
 _NO_ROOM_LEASE = 60.0  # for a page that can't be buried, until it is tried again
 _NOTE_READ_SECONDS = 1.0
 _LINK_TRIES = 5
+_NONE: frozenset[str] = frozenset()
 _ID = re.compile(r"[0-9]{16}", re.ASCII)
 
 log = logging.getLogger(__name__)
@@ -71,12 +73,13 @@ class Mailbox:
 
     def __init__(self, spool: "Spool", number: str) -> None:
         self.number = number
-        self.unreadable: set[str] = set()  # files in new/ that can't be pages and can't be moved on, at the last look
+        self.unreadable = _NONE  # files in new/ that can't be pages and can't be moved on, at the last look
         self.settles_at = math.inf  # monotonic time at which a file that may still be written to can be taken
         self._spool = spool
         self._new = spool.path("new", number)
         self._leased = spool.path("leased", number)
         self._read_mark = spool.path("read", number)
+        self._tally = Tally(self._new, self._leased, spool.tells_changes_apart)
         self._noted_read = -math.inf
         self._last_read: datetime.datetime | None = None
         self._expiring: dict[str, float] = {}  # when pages expire that have not ended, in monotonic time
@@ -84,7 +87,7 @@ class Mailbox:
         self._lease_marks: dict[str, int] = {}  # mtimes of leased files as this process set or saw them
         self._writing = 0  # deliveries that hold a place but are not in new/ yet
         self._named_by_events: set[str] = set()  # foreign files that watching saw closed or moved in
-        self._reported: set[str] = set()  # what was logged as unreadable
+        self._reported = _NONE  # what was logged as unreadable
         self._seen = (0, 0)  # mtime of new/ and time, both in ns, at the last look for pages to take
         self._parent_synced = False
         self._newest = 0
@@ -149,10 +152,17 @@ class Mailbox:
 
     def _has_place(self, frees: int) -> bool:
         with self._lock:
-            if self.size() + self._writing - frees >= self._spool.max_messages:
-                return False
+            self._tally.look()
+            if self._is_full(frees):
+                self._tally.count()  # there may be fewer than remembered
+                if self._is_full(frees):
+                    return False
             self._writing += 1
             return True
+
+    def _is_full(self, frees: int) -> bool:
+        known = self._tally.waiting + self._tally.leased + self._spool.schedule.count(self.number)
+        return known + self._writing - frees >= self._spool.max_messages
 
     def _write(self, payload: str, extra: dict[str, object], link: Callable[[str], T], sync: Callable[[T], None]) -> T:
         """Write a page for which there is a place, and show it by `link`, which is made durable by `sync`."""
@@ -177,8 +187,12 @@ class Mailbox:
         for attempt in range(_LINK_TRIES):
             name = PageName(id or self._next_id(), 1)
             try:
-                self._make(self._leased)  # while there is room: what waits must be takeable
+                if not self._tally.can_lease:  # while there is room: what waits must be takeable
+                    self._make(self._leased)
+                    self._tally.can_lease = True
+                unchanged = self._tally.unchanged()
                 files.link(temporary, f"{self._new}/{name.file}")
+                self._tally.add(unchanged)
                 return name
             except FileExistsError:
                 continue
@@ -239,6 +253,10 @@ class Mailbox:
     def queued(self) -> int:
         """Pages that wait for a reader."""
         return len(files.names(self._new))
+
+    def queued_at_last(self) -> int:
+        """The same as it was when this process delivered last, with that page. Asks no disk."""
+        return self._tally.waiting
 
     def waiting(self) -> list[Page]:
         """All waiting pages, oldest first; takes nothing. Raises OSError."""
@@ -324,11 +342,11 @@ class Mailbox:
     def look(self) -> list[PageName]:
         """The names of waiting pages, oldest first, after taking in what a shell brought."""
         self.settles_at = math.inf
-        self.unreadable = set()
+        self.unreadable = _NONE
         pages = []
         adopted = False
         present = files.names(self._new)
-        self._reported.intersection_update(present)
+        self._reported = self._reported.intersection(present) or _NONE
         for file in present:
             name = PageName.parse(file)
             if name is not None and self._is_ours(name.id, f"{self._new}/{file}"):
@@ -618,8 +636,8 @@ class Mailbox:
     def _leave(self, file: str, error: OSError) -> None:
         if file not in self._reported:
             log.warning("%s: %s in new/ is left alone: %s", self.number, file, error.strerror or error)
-        self._reported.add(file)
-        self.unreadable.add(file)
+        self._reported |= {file}
+        self.unreadable |= {file}
 
     def _settled(self, status: os.stat_result) -> bool:
         """Nobody wrote to the file lately; if somebody did, the time to look again is noted.

@@ -95,7 +95,7 @@ def now() -> datetime.datetime:
 
 def timestamp(moment: datetime.datetime) -> str:
     """RFC 3339 in UTC with microseconds: 2026-11-29T15:14:48.000001Z."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return moment.isoformat(timespec="microseconds")[:26] + "Z"
 
 
 def moment(text: str) -> datetime.datetime:
@@ -109,7 +109,7 @@ def moment(text: str) -> datetime.datetime:
 def to_json(value: object) -> bytes:
     """Compact JSON in UTF-8. Lone surrogates, which UTF-8 can't carry, stay escapes."""
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        return _encode(value).encode()
     except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":")).encode()
 
@@ -117,7 +117,7 @@ def to_json(value: object) -> bytes:
 def parse_payload(text: str, depth: int = MAX_DEPTH) -> dict[str, Any]:
     """Parse a sender's JSON. Raises BadPage for what is no object or what readers could not parse back."""
     try:
-        payload = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        payload = _decode(text)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno} column {error.colno}"
         raise BadPage(f"not JSON: {error.msg.removesuffix(' at')} at {place}") from None
@@ -186,6 +186,11 @@ def _finite(text: str) -> float:
     if math.isinf(value):
         raise BadPage(f"the number {text[:40]} is too large to be read back")
     return value
+
+
+# Made once, since json.dumps and json.loads make theirs anew for each call that is not the plainest.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_decode = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).decode
 
 
 def _kind(value: object) -> str:

@@ -6,6 +6,7 @@ and then the key is marked as done. So whoever comes again after a crash can fin
 """
 
 import contextlib
+import dataclasses
 import datetime
 import logging
 from dataclasses import dataclass
@@ -48,12 +49,14 @@ class Options:
 @dataclass(frozen=True)
 class Sent:
     """id: of the page, None for a report that brings none; due: when it will wait, if not now; expected: until when the
-    run is to report again; duplicate: this key came before, and so did the page."""
+    run is to report again; duplicate: this key came before, and so did the page; queued: how many pages waited when it
+    was delivered, if it was just now."""
 
     id: str | None
     due: datetime.datetime | None = None
     expected: datetime.datetime | None = None
     duplicate: bool = False
+    queued: int | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def _report(spool: "Spool", mailbox: Mailbox, payload: str, options: Options, em
         if sent.id is not None:
             raise DeliveredMaybe from error
         raise
-    return Sent(sent.id, sent.due, due.at if due else None)
+    return dataclasses.replace(sent, expected=due.at if due else None)
 
 
 def _deliver(
@@ -165,7 +168,8 @@ def _deliver(
         due = mailbox.schedule(payload, options.delay, id=reserved.id, frees=frees + len(replaced), **extra)
         sent = Sent(due.page.id, due=due.at)
     else:
-        sent = Sent(mailbox.deliver(payload, id=reserved.id, frees=frees + len(replaced), **extra))
+        id = mailbox.deliver(payload, id=reserved.id, frees=frees + len(replaced), **extra)
+        sent = Sent(id, queued=None if replaced else mailbox.queued_at_last())
     for page in replaced:  # only now: two wait for a moment, rather than none
         try:
             mailbox.replace(page)

@@ -281,6 +281,7 @@ class Spool:
                 reason = f"{self.root} can't hold pages: {error.strerror}; it needs hard links and fsync"
                 raise SpoolRefused(f"{reason}: name a folder on another disk with DATA_DIR") from error
             raise
+        self.tells_changes_apart = files.tells_changes_apart(self.path("tmp"))
 
     def _read_format(self) -> str | None:
         try:

@@ -1,7 +1,8 @@
 """The sweep: every 2 s, look whether anything was missed; and what is on the agenda, when its time has come.
 
-It makes waking independent of watchdog: whatever lost an event, the mailbox's directory shows that it changed. It also
-tends the watches.
+It makes waking independent of watchdog: whatever lost an event, the mailbox's directory shows that it changed. While
+all mailboxes with waiters are watched well, it looks at a thousand of them each time, in turn. It also tends the
+watches.
 """
 
 import logging
@@ -13,6 +14,7 @@ from pagermcp.waking.switchboard import Switchboard
 from pagermcp.waking.watch import Watcher
 
 SWEEP_SECONDS = 2.0
+LOOKS = 1000
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ class Sweep:
         self._spool = spool
         self._switchboard = switchboard
         self._watcher = watcher
+        self._next = 0
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -52,10 +55,15 @@ class Sweep:
     def sweep(self) -> None:
         """Sweep once."""
         waiting = self._switchboard.numbers()
-        for number in waiting:
+        self._watcher.tend(waiting)
+        looks = waiting
+        if self._watcher.state == "ok":
+            self._next %= len(waiting) or 1
+            looks = (waiting + waiting[: self._next])[self._next :][:LOOKS]
+            self._next += LOOKS
+        for number in looks:
             if self._changed(number):
                 self._switchboard.ring(number)
-        self._watcher.tend(waiting)
 
     def _changed(self, number: str) -> bool:
         try:

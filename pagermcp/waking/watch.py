@@ -178,11 +178,16 @@ if sys.platform == "linux":
                 with self._lock:
                     self._start()
                 self._switchboard.ring_all()
-            for number in waiting:
-                self.watch(number)
+            now = time.monotonic()
             with self._lock:
+                for number in waiting:
+                    known = self._watches.get(number)
+                    if known is None:
+                        self.watch(number)
+                    else:
+                        known.needed_at = now
                 self._failed.intersection_update(waiting)
-                past = time.monotonic() - _KEEP_SECONDS
+                past = now - _KEEP_SECONDS
                 for number, watch in list(self._watches.items()):
                     if watch.needed_at < past and self._inotify is not None:
                         del self._watches[number]

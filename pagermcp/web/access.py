@@ -14,7 +14,7 @@ def authorized() -> uuid.UUID:
     """The address in the Authorization header: `Bearer <uuid>`, or the bare UUID, as the seed's clients send it.
 
     Raises Refused."""
-    header = request.headers.get("Authorization")
+    header = request.environ.get("HTTP_AUTHORIZATION")
     if header is None:
         raise unauthorized("no Authorization")
     if "," in header:  # what a header given twice becomes

@@ -3,6 +3,7 @@
 from typing import Any
 
 from flask import request
+from werkzeug.wsgi import get_content_length, get_input_stream
 
 from pagermcp.address import redact
 from pagermcp.spool import BadPage
@@ -18,14 +19,20 @@ _CURLS_DEFAULT = "application/x-www-form-urlencoded"
 def request_body(limit: int | None = None) -> bytes:
     """The body of this request, of at most `limit` bytes, or as many as a page may have. Raises Refused."""
     limit = limit or services().settings.max_message_bytes
-    size = request.content_length or 0
-    body = b"" if size > limit else request.get_data(cache=False)
+    environ = request.environ
+    size = get_content_length(environ) or 0
+    body = b"" if size > limit else get_input_stream(environ).read()
     size = max(size, len(body))
     if size > limit:
         raise Refused(413, "too_large", f"the body has {size} bytes and the limit is {limit}", "send less, or a link")
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+    if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
         raise Refused(415, "unsupported_media_type", "the body is compressed", "send it as it is")
     return body
+
+
+def media_type() -> str:
+    """The Content-Type of this request without parameters, "" when there is none."""
+    return str(request.environ.get("CONTENT_TYPE", "")).partition(";")[0].strip().lower()
 
 
 def json_body(limit: int | None = None, hint: str = "send a JSON object") -> dict[str, Any]:

@@ -60,11 +60,15 @@ def _decide(app: Flask, steps: Steps, environ: dict[str, Any], start_response: A
     except Exception as error:  # noqa: BLE001 - as Flask does for views
         with app.app_context():
             response = answer_to(error)
-    body: Any = response(environ, start_response)
+    content, status, headers = response.get_wsgi_response(environ)
+    start_response(status, headers)
+    body: Any = response.response if content else ()  # and not werkzeug's wrappers, for the same reason
+    del content, headers, response
     try:
         yield from body
     finally:
-        body.close()
+        if hasattr(body, "close"):
+            body.close()
 
 
 Application = Callable[[dict[str, Any], Any], Iterable[Any]]

@@ -16,6 +16,8 @@ _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{0,9})?", re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,16}", re.ASCII)
 _SECRET = re.compile(r"[^,\x00-\x1f\x7f]{1,255}")
 _NAMES = ("idempotency-key", "delay", "expires", "replace", "run", "expect")
+_OPTIONS_IN_WSGI = ("HTTP_PAGER_", "HTTP_IDEMPOTENCY_KEY")
+_NO_OPTIONS = Options()
 
 
 def number(name: str, default: float, low: float, high: float = math.inf, *, whole: bool = False) -> float:
@@ -41,6 +43,9 @@ def single(name: str, default: str) -> str:
 
 def send_options() -> Options:
     """The options of the page that this request sends, from headers and query. Raises Refused."""
+    environ = request.environ
+    if not environ.get("QUERY_STRING") and not any(name.startswith(_OPTIONS_IN_WSGI) for name in environ):
+        return _NO_OPTIONS  # as with most pages, so it costs them little
     given = _given()
     run, expect, delay = (_secret(given, "run"), _duration(given, "expect", LONGEST_EXPECT), given.get("delay"))
     if expect is not None and run is None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import uuid
+from typing import Any
 
 from flask import Blueprint, Response, request
 
@@ -9,7 +10,7 @@ from pagermcp import address
 from pagermcp.spool import send
 from pagermcp.web.access import address_in, authorized, no_room, unauthorized
 from pagermcp.web.answers import answer, when
-from pagermcp.web.body import payload_of, request_body
+from pagermcp.web.body import media_type, payload_of, request_body
 from pagermcp.web.errors import Refused
 from pagermcp.web.parameters import send_options
 from pagermcp.web.services import services
@@ -21,8 +22,8 @@ blueprint = Blueprint("sending", __name__)
 def notify() -> Response:
     """Page the mailbox that Authorization names, or else the body's `uuid`."""
     body = request_body()
-    payload, uuid_in_body = payload_of(body, request.mimetype)
-    if "Authorization" in request.headers:
+    payload, uuid_in_body = payload_of(body, media_type())
+    if "HTTP_AUTHORIZATION" in request.environ:
         return _accept(authorized(), payload, empty=not body)
     if uuid_in_body is None:
         raise unauthorized("no address: who is paged?")
@@ -36,7 +37,7 @@ def to_number(number: str) -> Response:
     if not address.is_number(receiver):
         raise Refused(400, "key_in_url", "this is a key, and whoever sees it can read the mailbox", "use its number")
     body = request_body()
-    payload, _ = payload_of(body, request.mimetype)
+    payload, _ = payload_of(body, media_type())
     return _accept(receiver, payload, empty=not body)
 
 
@@ -49,10 +50,16 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
     waiters = relay.switchboard.waiting(number)
     sent = send(relay.spool, mailbox, payload, options, empty)
     relay.switchboard.ring(number)
-    queued = None
-    with contextlib.suppress(OSError):  # the page is delivered, whatever happens now
-        queued = mailbox.queued()
-    accepted = {"accepted": True, "id": sent.id, "number": number, "waiters": waiters, "queued": queued}
-    more = {"due_at": when(sent.due), "expected_at": when(sent.expected), "duplicate": sent.duplicate or None}
-    told = {name: value for name, value in more.items() if value is not None}
-    return answer({**accepted, "last_read": when(mailbox.last_read), **told}, 202)
+    accepted: dict[str, Any] = {"accepted": True, "id": sent.id, "number": number, "waiters": waiters}
+    accepted["queued"] = sent.queued
+    if sent.queued is None:
+        with contextlib.suppress(OSError):  # the page is delivered, whatever happens now
+            accepted["queued"] = mailbox.queued()
+    accepted["last_read"] = when(mailbox.last_read)
+    if sent.due:
+        accepted["due_at"] = when(sent.due)
+    if sent.expected:
+        accepted["expected_at"] = when(sent.expected)
+    if sent.duplicate:
+        accepted["duplicate"] = True
+    return answer(accepted, 202)
