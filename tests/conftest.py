@@ -192,9 +192,12 @@ class Relay:
         receipt = self.receipt(address, id)
         return str(receipt.get("outcome") or receipt["state"])
 
+    def waiters(self, address: str) -> int:
+        """How many requests wait at this mailbox: a report without a body tells, and brings no page."""
+        return int(self.notify(address, "", headers={"Pager-Run": "test"}).json()["waiters"])
+
     def has_reader(self, number: str) -> bool:
-        """Whether a request waits at this mailbox: a report without a body tells, and brings no page."""
-        return bool(self.notify(number, "", headers={"Pager-Run": "test"}).json()["waiters"])
+        return self.waiters(number) > 0
 
     def start_waiting(self, key: str, query: str = "") -> "concurrent.futures.Future[requests.Response]":
         """A request that waits; once this returns the relay knows of it."""
@@ -210,6 +213,32 @@ class Relay:
 
     def archived(self, key: str) -> list[Path]:
         return sorted(self.spool.glob(f"archive/*/{number(key)}/*.json"))
+
+    def descriptors(self) -> int:
+        """How many are open in its process."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def threads(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/task"))
+
+    def memory(self) -> int:
+        """The bytes of memory that its process has."""
+        (line,) = [line for line in self._proc("status").splitlines() if line.startswith("VmRSS:")]
+        return int(line.split()[1]) * 1024
+
+    def cpu_seconds(self) -> float:
+        """What its process has used."""
+        fields = self._proc("stat").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def descriptor_limits(self) -> tuple[int, int]:
+        """The soft and the hard limit of its process."""
+        (line,) = [line for line in self._proc("limits").splitlines() if line.startswith("Max open files")]
+        soft, hard = line.split()[3:5]
+        return int(soft), int(hard)
+
+    def _proc(self, file: str) -> str:
+        return Path(f"/proc/{self.process.pid}/{file}").read_text()
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Stop it; its exit code."""
