@@ -69,6 +69,10 @@ def _relay(*options: str) -> Callable[[Path], list[str]]:
     return lambda folder: _python(*serve, folder / "spool")
 
 
+def _threads(folder: Path) -> list[str]:
+    return _python(HERE / "threads.py", "serve", "--port", "0", "--data-dir", folder / "spool")
+
+
 def _reference(name: str, *options: str) -> Variant:
     command = lambda folder: _python(HERE / "reference.py", folder / "pages.db", *options)  # noqa: E731
     return Variant(name, command, fill=_fill_database, count=_count_rows)
@@ -79,6 +83,7 @@ def _reference(name: str, *options: str) -> Variant:
 VARIANTS = (
     _reference("reference"),
     Variant("relay", _relay(), fill=_fill_spool, count=_count_files, files=True),
+    Variant("threads", _threads, fill=_fill_spool, count=_count_files, files=True),
     _reference("reference-wal", "wal"),
 )
 NOTHING = Variant("nothing", lambda folder: _python(HERE / "nothing.py"))
