@@ -14,8 +14,6 @@ import time
 
 NOT_FOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_TRIALS = 50
-_TICKS_FOR_EIGHT_CHANGES = 0.005  # seconds: there are too few ticks of a millisecond in it to tell eight changes apart
 
 
 def write(path: str, content: bytes, mode: int) -> None:
@@ -24,19 +22,77 @@ def write(path: str, content: bytes, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOT_FOLLOWED, mode)
     try:
         try:
-            rest = memoryview(content)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-            if mode & ~0o600:
-                os.fchmod(descriptor, mode)  # the umask may have taken the group's right
-            _step("fsync", path)
-            os.fsync(descriptor)  # never tried again on this descriptor: a second one would lie (Rebello, ATC 2020)
+            _fill(descriptor, path, content, mode)
         finally:
             os.close(descriptor)
     except OSError:
         with contextlib.suppress(OSError):  # then tmp/ is cleared later, and the first error says more
             remove(path)
         raise
+
+
+def _fill(descriptor: int, path: str, content: bytes, mode: int) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+    if mode & ~0o600:
+        os.fchmod(descriptor, mode)  # the umask may have taken the group's right
+    _step("fsync", path)
+    os.fsync(descriptor)  # never tried again on this descriptor: a second one would lie (Rebello, ATC 2020)
+
+
+class Draft:
+    """A file that was written durably and is to be shown under a name by `link`. Raises OSError.
+
+    Until then it has none, if the system can do that (`drafts_need_no_name`): that is one folder less to change, twice,
+    which all who write at the same time would wait for; and nothing is left behind by a kill. Otherwise it has the name
+    `path`. In either case it is to be discarded when it was linked, or will not be."""
+
+    def __init__(self, path: str, content: bytes, mode: int, nameless: bool) -> None:
+        self._path, self._descriptor = path, -1
+        if not nameless:
+            write(path, content, mode)
+            return
+        folder = os.path.dirname(path)
+        _step("write", path)
+        self._descriptor = os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, mode)
+        try:
+            _fill(self._descriptor, path, content, mode)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+
+    def link(self, target: str) -> None:
+        """Show it under this name, too. Raises FileExistsError rather than replace anything."""
+        if self._descriptor < 0:
+            link(self._path, target)
+        else:
+            _step("link", target)
+            source = f"/proc/self/fd/{self._descriptor}"
+            os.link(source, target, src_dir_fd=self._descriptor)  # which Python only follows when given a folder, too
+
+    def discard(self) -> None:
+        """Leave only what `link` has made of it."""
+        if self._descriptor < 0:
+            remove(self._path)
+        else:
+            os.close(self._descriptor)
+
+
+def drafts_need_no_name(folder: str) -> bool:
+    """Whether drafts for files on this folder's disk can do without."""
+    if not hasattr(os, "O_TMPFILE"):
+        return False
+    path = f"{folder}/{secrets.token_hex(8)}"
+    try:
+        draft = Draft(path, b"", 0o600, nameless=True)
+        try:
+            draft.link(path)
+        finally:
+            draft.discard()
+        return remove(path)
+    except OSError:  # an NFS, no /proc, an old kernel, no room: it will be seen then whether names help
+        return False
 
 
 def write_over(path: str, temporary: str, content: bytes, mode: int) -> None:
@@ -184,19 +240,18 @@ def tells_changes_apart(folder: str) -> bool:
     So it is on local disks under Linux 6.13 and newer; elsewhere it differs after a tick of the clock, which is not
     shorter than a millisecond."""
     trial = f"{folder}/{secrets.token_hex(8)}"
-    for _ in range(_TRIALS):
-        seen = []
-        began = time.perf_counter()
-        for _ in range(4):
+    for _ in range(10):  # where all differ though there were ticks enough for it, the machine is busy
+        began, seen = time.perf_counter(), []
+        for _ in range(8):
             os.mkdir(trial, 0o700)
             seen.append(os.stat(folder).st_mtime_ns)
             os.rmdir(trial)
             seen.append(os.stat(folder).st_mtime_ns)
         if len(set(seen)) < len(seen):
             return False
-        if time.perf_counter() - began < _TICKS_FOR_EIGHT_CHANGES:
+        if time.perf_counter() - began < 0.001 * (len(seen) - 3):
             return True
-    return False  # a slow disk, and then it does not matter
+    return False
 
 
 def names(path: str) -> list[str]:

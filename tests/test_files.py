@@ -1,5 +1,6 @@
 """The file layer's own promises."""
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -78,3 +79,62 @@ def test_writing_never_follows_or_replaces_what_is_there(tmp_path: Path) -> None
             files.write(str(tmp_path / name), b"x", 0o600)
     assert (tmp_path / "file").read_text() == "old"
     assert not (tmp_path / "new").exists()
+
+
+@pytest.fixture(params=[True, False], ids=["without a name", "with a name"])
+def nameless(tmp_path: Path, request: pytest.FixtureRequest) -> bool:
+    if request.param and not files.drafts_need_no_name(str(tmp_path)):
+        pytest.skip("needs Linux with /proc, and a disk that takes files without a name")
+    return bool(request.param)
+
+
+def test_a_draft_is_nowhere_until_it_is_linked_and_then_only_there(tmp_path: Path, nameless: bool) -> None:
+    (tmp_path / "tmp").mkdir()
+    draft = files.Draft(str(tmp_path / "tmp" / "x"), b"page", 0o640, nameless)
+    assert [path.name for path in (tmp_path / "tmp").iterdir()] == ([] if nameless else ["x"])
+    draft.link(str(tmp_path / "page"))
+    draft.discard()
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert (tmp_path / "page").read_bytes() == b"page"
+    assert (tmp_path / "page").stat().st_mode & 0o7777 == 0o640
+    assert (tmp_path / "page").stat().st_nlink == 1
+
+
+def test_a_draft_replaces_nothing_and_can_then_be_linked_elsewhere(tmp_path: Path, nameless: bool) -> None:
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "symlink").symlink_to(tmp_path / "nowhere")
+    draft = files.Draft(str(tmp_path / "x"), b"page", 0o600, nameless)
+    for name in ("old", "symlink"):
+        with pytest.raises(FileExistsError):
+            draft.link(str(tmp_path / name))
+    draft.link(str(tmp_path / "page"))
+    draft.discard()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "page", "symlink"]
+    assert (tmp_path / "old").read_text() == "old"
+
+
+def test_a_draft_that_could_not_be_synced_leaves_no_file_and_no_descriptor(
+    tmp_path: Path, nameless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    opened = len(os.listdir("/proc/self/fd")) if nameless else 0
+    with pytest.raises(OSError, match="Input/output"):
+        files.Draft(str(tmp_path / "x"), b"page", 0o600, nameless)
+    assert list(tmp_path.iterdir()) == []
+    assert not nameless or len(os.listdir("/proc/self/fd")) == opened
+
+
+@pytest.mark.parametrize("error", [errno.EOPNOTSUPP, errno.EISDIR, errno.EXDEV, errno.ENOENT])
+def test_where_a_file_needs_a_name_that_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "link" if error in (errno.EXDEV, errno.ENOENT) else "open", fail)
+    assert not files.drafts_need_no_name(str(tmp_path))
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []

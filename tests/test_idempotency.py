@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import requests
-from conftest import REPOSITORY, Relay, new_key, number
+from conftest import REPOSITORY, Relay, new_key, number, until
 
 from pagermcp import files
 from pagermcp.spool import Janitor, KeyReused, Mailbox, MailboxFull, Options, Sent, Spool, send
@@ -71,6 +71,7 @@ def test_a_full_mailbox_still_answers_who_asks_again(start_relay: Callable[..., 
     assert post(relay, key, "b").status_code == 429
     assert post(relay, key, "a").json()["id"] == id
     assert relay.get(f"/mailboxes/{key}/wait").status_code == 200
+    until(lambda: relay.state(key, id) == "acknowledged")  # just after its reader has it
     assert post(relay, key, "b", "another body, since nothing was delivered").status_code == 202
 
 

@@ -91,13 +91,17 @@ def microseconds(ago: float = 0) -> str:
     return f"{int((time.time() - ago) * 1e6):016d}"
 
 
+@pytest.mark.parametrize("nameless", [True, False], ids=["drafts need no name", "drafts are in tmp/"])
 def test_a_page_is_synced_before_it_shows_and_its_name_is_synced_before_deliver_returns(
-    spool: Spool, mailbox: Mailbox, recorded: list[tuple[str, str]]
+    spool: Spool, mailbox: Mailbox, recorded: list[tuple[str, str]], nameless: bool
 ) -> None:
+    spool.nameless_drafts = nameless
     id = mailbox.deliver('{"a":1}')
     recorded.append(("answer", ""))
     steps = [step for step, _ in recorded]
-    assert steps == ["write", "fsync", "mkdir", "link", "fsync directory", "fsync directory", "remove", "answer"]
+    discarded = [] if nameless else ["remove"]
+    assert steps == ["write", "fsync", "mkdir", "link", "fsync directory", "fsync directory", *discarded, "answer"]
+    assert os.listdir(spool.path("tmp")) == []
     paths = [path.removeprefix(spool.root + "/") for _, path in recorded]
     assert paths[0].startswith("tmp/")
     box = mailbox.number

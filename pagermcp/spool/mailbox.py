@@ -104,7 +104,7 @@ class Mailbox:
         whether the limit counts; extra: what to note beside the payload. Raises MailboxFull, SpoolFull, DeliveredMaybe,
         and OSError when it could not be written (and is not there)."""
         self._take_place(frees, bounded)
-        name = self._write(payload, extra, lambda temporary: self._link(temporary, id), self._sync)
+        name = self._write(payload, extra, lambda draft: self._link(draft, id), self._sync)
         if "expires_at" in extra:
             self.note_expiry(name.id, extra["expires_at"])
             self._forget_ended(name.id)  # a reader may have been faster
@@ -116,8 +116,8 @@ class Mailbox:
         due = Due.within(seconds, self.number, PageName(id or self.next_id(), 1))
         extra["due_at"] = timestamp(due.at)
 
-        def link(temporary: str) -> Due:
-            files.link(temporary, self._spool.path("scheduled", due.file))
+        def link(draft: files.Draft) -> Due:
+            draft.link(self._spool.path("scheduled", due.file))
             return due
 
         def sync(due: Due) -> None:
@@ -164,11 +164,12 @@ class Mailbox:
         known = self._tally.waiting + self._tally.leased + self._spool.schedule.count(self.number)
         return known + self._writing - frees >= self._spool.max_messages
 
-    def _write(self, payload: str, extra: dict[str, object], link: Callable[[str], T], sync: Callable[[T], None]) -> T:
+    def _write(
+        self, payload: str, extra: dict[str, object], link: Callable[[files.Draft], T], sync: Callable[[T], None]
+    ) -> T:
         """Write a page for which there is a place, and show it by `link`, which is made durable by `sync`."""
-        temporary = self._spool.temporary()
         try:
-            files.write(temporary, page_line(payload, now(), **extra), self._spool.file_mode)
+            draft = self._spool.draft(page_line(payload, now(), **extra))
         except OSError:
             with self._lock:
                 self._writing -= 1
@@ -176,14 +177,14 @@ class Mailbox:
         try:
             with self._lock:  # ids rise in the order in which pages appear, so both happen under the lock
                 self._writing -= 1
-                linked = link(temporary)
+                linked = link(draft)
             sync(linked)
         finally:
             with contextlib.suppress(OSError):  # the page is delivered, or it is not: tmp/ is cleared later
-                files.remove(temporary)
+                draft.discard()
         return linked
 
-    def _link(self, temporary: str, id: str | None) -> PageName:
+    def _link(self, draft: files.Draft, id: str | None) -> PageName:
         for attempt in range(_LINK_TRIES):
             name = PageName(id or self._next_id(), 1)
             try:
@@ -191,7 +192,7 @@ class Mailbox:
                     self._make(self._leased)
                     self._tally.can_lease = True
                 unchanged = self._tally.unchanged()
-                files.link(temporary, f"{self._new}/{name.file}")
+                draft.link(f"{self._new}/{name.file}")
                 self._tally.add(unchanged)
                 return name
             except FileExistsError:
@@ -617,7 +618,7 @@ class Mailbox:
         with self._lock:
             self._writing += 1  # it had its place in new/ already, so it is not refused for want of one
         with contextlib.suppress(DeliveredMaybe):  # then a reader has it, and putting the file back would double it
-            self._write(payload, {}, lambda temporary: self._link(temporary, None), self._sync)
+            self._write(payload, {}, lambda draft: self._link(draft, None), self._sync)
         files.remove(taken)
         return True
 

@@ -155,6 +155,10 @@ class Spool:
         number, name = adopted
         return self.path("tmp", _ADOPTED + number + "-" + (name if PageName.parse(name) else secrets.token_hex(8)))
 
+    def draft(self, content: bytes) -> files.Draft:
+        """A page's file, on the disk but not in any mailbox yet. Raises OSError."""
+        return files.Draft(self.temporary(), content, self.file_mode, self.nameless_drafts)
+
     def days(self) -> list[str]:
         """The day folders of archive/ and dead/, latest first."""
         names = {*files.names(self.path("archive")), *files.names(self.path("dead"))}
@@ -282,6 +286,7 @@ class Spool:
                 raise SpoolRefused(f"{reason}: name a folder on another disk with DATA_DIR") from error
             raise
         self.tells_changes_apart = files.tells_changes_apart(self.path("tmp"))
+        self.nameless_drafts = files.drafts_need_no_name(self.path("tmp"))
 
     def _read_format(self) -> str | None:
         try:
