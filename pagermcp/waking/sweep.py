@@ -4,6 +4,7 @@ It makes waking independent of watchdog: whatever lost an event, the mailbox's d
 tends the watches.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -51,6 +52,8 @@ class Sweep:
 
     def sweep(self) -> None:
         """Sweep once."""
+        with contextlib.suppress(OSError):  # of which the janitor's pass tells
+            self._spool.schedule.refresh()  # so that what another process has scheduled comes in time when it dies
         waiting = self._switchboard.numbers()
         for number in waiting:
             if self._changed(number):
