@@ -6,6 +6,7 @@ import collections
 import concurrent.futures
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -21,12 +22,13 @@ import pytest
 import requests
 from conftest import REPOSITORY, Relay, clean_environment, new_key, number, until
 from test_clock_steps import HOUR, MOVABLE_CLOCK, Clock
-from test_kill import places
+from test_kill import POSTERS, READERS, Load, places
 from test_serve import run
 
 from pagermcp import files
 from pagermcp.settings import Settings
 from pagermcp.spool import Janitor, Spool, SpoolFull
+from pagermcp.spool.mailbox import KNOWN_SECONDS
 from pagermcp.spool.page import WORKERS
 
 WORKERS_HERE = 3
@@ -124,6 +126,7 @@ def test_it_greets_once_when_all_listen(own: Callable[..., Relay]) -> None:
     relay = own()
     assert re.fullmatch(r"PagerMCP \S+ on http://127\.0\.0\.1:\d+, spool /.*/spool, 3 workers\n", relay.greeting)
     assert len(pids(relay)) == 3
+    assert "\nThreads:\t1\n" in Path(f"/proc/{relay.process.pid}/status").read_text()  # so that it can always fork
     assert {Worker(relay, n).get(f"{relay.url}/healthz").json()["worker"] for n in range(3)} == {0, 1, 2}
 
 
@@ -533,6 +536,54 @@ def test_under_load_no_page_is_lost_and_none_comes_twice_within_its_lease(
     assert [id for id in accepted if len(found[id]) != 1] == []
 
 
+class SteadyLoad(Load):
+    """Clients that come again when they were cut off."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.over = threading.Event()
+
+    def _until_it_goes(self, act: Callable[..., None], relay: Relay, n: int) -> None:
+        def unless_over(*arguments: Any) -> None:
+            if self.over.is_set():
+                raise requests.ConnectionError
+            act(*arguments)
+
+        while not self.over.is_set():
+            super()._until_it_goes(unless_over, relay, n)
+
+
+def test_while_workers_are_killed_again_and_again_every_accepted_page_is_found_once(own: Callable[..., Relay]) -> None:
+    at_once = "import pagermcp.server.workers as workers; workers._STEADY_SECONDS = 0"  # starts them again at once
+    relay = own(MAX_MESSAGES_PER_MAILBOX=1_000_000, prelude=at_once)
+    seed = random.randrange(1 << 32)
+    load = SteadyLoad(seed)
+    clients = [threading.Thread(target=load._until_it_goes, args=[load.post, relay, n]) for n in range(POSTERS)]
+    clients += [threading.Thread(target=load._until_it_goes, args=[load.read, relay, n]) for n in range(READERS)]
+    for client in clients:
+        client.start()
+    for _ in range(12):
+        threading.Event().wait(load.random.uniform(0.2, 0.8))
+        os.kill(load.random.choice(until(lambda: pids(relay))), signal.SIGKILL)
+    load.over.set()
+    for client in clients:
+        client.join(60)
+    assert relay.stop() == 0
+    found = places(relay.spool)
+    wrong = {id: found.get(id, []) for id in load.accepted if len(found.get(id, [])) != 1}
+    assert not wrong, f"seed {seed}: {wrong}"
+    assert load.came_after_their_end == []
+    assert load.faults == []
+    assert len(load.accepted) > 100
+    contents = collections.Counter(
+        payload["n"]
+        for paths in found.values()
+        if "n" in (payload := json.loads(paths[0].read_text())["payload"]) and "status" not in payload
+    )
+    assert [n for n, times in contents.items() if times > 1] == [], f"seed {seed}: one page became two"
+    assert "Traceback" not in relay.log.read_text()
+
+
 def test_setting_the_clock_makes_nothing_early_in_a_worker_that_is_started_then(
     own: Callable[..., Relay], key: str, tmp_path: Path
 ) -> None:
@@ -584,6 +635,17 @@ def test_a_folder_that_another_process_may_have_made_anew_is_made_durable_again(
     monkeypatch.setattr(time, "monotonic", lambda: passed() + HOUR)
     box.deliver("{}")
     assert synced.count(spool.path("new")) == 2
+
+
+def test_a_mailbox_is_not_removed_within_the_time_in_which_others_rely_on_it(spool: Spool) -> None:
+    boxes = [number(new_key()) for _ in range(2)]
+    janitor = Janitor(spool, print, lambda number: 0, mailbox_days=1e-9)
+    for box, idle in zip(boxes, (KNOWN_SECONDS, 2 * KNOWN_SECONDS + 1), strict=True):
+        Spool(spool.root, worker=1).mailbox(box).make()
+        os.utime(spool.path("new", box), (time.time() - idle,) * 2)
+    janitor.tidy()
+    janitor._lock.release()
+    assert os.listdir(spool.path("new")) == boxes[:1]
 
 
 def test_a_worker_that_is_not_the_janitors_makes_room_too_while_that_one_does_his_work(
