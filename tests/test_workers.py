@@ -621,6 +621,24 @@ def test_what_a_dead_worker_was_taking_in_is_put_back_and_that_of_the_living_is_
     assert len(os.listdir(spool.path("new", box))) == 1
 
 
+def test_pages_of_others_stay_what_they_are_when_the_clock_goes_back_and_those_accepted_here_come_behind_them(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = spool.mailbox(number(new_key()))
+    other = Spool(spool.root, worker=1).mailbox(mine.number)
+    wall_ns = time.time_ns
+    assert mine.waiting() == []  # met before
+    monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + 30 * 24 * HOUR * 10**9)
+    ids = [other.deliver("{}")]
+    ahead = wall_ns() + 30 * 24 * HOUR * 10**9
+    os.utime(spool.path("new", mine.number, f"{ids[0]}.json"), ns=(ahead, ahead))  # as the kernel, too, had the time
+    assert [page.id for page in mine.waiting()] == ids
+    monkeypatch.setattr(time, "time_ns", wall_ns)
+    ids += [other.deliver("{}"), mine.deliver("{}"), other.deliver("{}")]
+    assert [page.id for page in mine.waiting()] == [page.id for page in other.waiting()] == sorted(ids)
+    assert mine.deliver("{}") > max(ids)
+
+
 def test_a_folder_that_another_process_may_have_made_anew_is_made_durable_again(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

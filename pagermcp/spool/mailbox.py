@@ -341,6 +341,8 @@ class Mailbox:
                 adopted = True
         if adopted:
             return self.look()
+        if pages:  # those of other workers may be ahead of the clock, when it was set back
+            self.ids_after(int(max(pages).id))
         return sorted(pages)
 
     def _read(self, name: PageName) -> tuple[Page | None, str | None]:
@@ -692,8 +694,8 @@ class Mailbox:
 
     def _is_ours(self, id: str, path: str) -> bool:
         """Whether a file's id may be one that a relay gave out: it is not far ahead of the clock; or the clock went
-        back, and it is one of this process, or not far ahead of when the file was written."""
-        if int(id) <= max(time.time_ns() // 1000 + _FUTURE_MICROSECONDS, self._newest):
+        back, and it is not far ahead of the newest one known here, or of when the file was written."""
+        if int(id) <= max(time.time_ns() // 1000, self._newest) + _FUTURE_MICROSECONDS:
             return True
         try:
             written = os.stat(path, follow_symlinks=False).st_mtime_ns // 1000
