@@ -4,7 +4,7 @@ Run as the relay is: python threads.py serve --port 0 --data-dir FOLDER"""
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from waitress import create_server
@@ -19,7 +19,7 @@ _THREADS = 534
 class PlainServer:
     """In place of our `Server`."""
 
-    def __init__(self, app: Callable[..., Any], settings: Settings, command: str) -> None:
+    def __init__(self, app: Callable[..., Any], settings: Settings, command: str, sockets: Sequence[Any] = ()) -> None:
         pagermcp.server.serve._raise_descriptor_limit()
         options = {"connection_limit": 15_000, "backlog": 4096, "asyncore_use_poll": True}
         self._server = create_server(app, host=settings.host, port=settings.port, threads=_THREADS, **options)

@@ -87,6 +87,9 @@ class Settings:
         "The relay's own URL in the texts it serves; without it, what the client called.",
         pattern=r"https?://[A-Za-z0-9._~:/@%\[\]-]+",  # it stands in scripts that others run
     )
+    workers: int = _setting(
+        1, "PAGERMCP_WORKERS", "Processes that serve together, so that more CPU cores are of use.", low=1, high=16
+    )
     build: str = _setting("source", "PAGERMCP_BUILD", "What /version calls this build; images set it to their commit.")
 
     @classmethod

@@ -98,10 +98,14 @@ class Listener(TcpWSGIServer):
 def listen(
     application: Callable[..., Any], adjustments: Any, pool: Any, sockets: dict[int, Any], connections: int
 ) -> list[Listener]:
-    """Listen at every address of `adjustments.listen`. Raises OSError."""
+    """Listen on every socket of `adjustments.sockets`, or else at every address of its `listen`. Raises OSError."""
     limit = Limit(connections, sockets)
+    ready = [(one, (one.family, one.type, one.proto, one.getsockname())) for one in adjustments.sockets]
     listeners = [
-        Listener(application, sockets, dispatcher=pool, adj=adjustments, sockinfo=at) for at in adjustments.listen
+        Listener(
+            application, sockets, _sock=bound, dispatcher=pool, adj=adjustments, sockinfo=at, bind_socket=bound is None
+        )
+        for bound, at in ready or [(None, at) for at in adjustments.listen]
     ]
     loop = Loop(sockets, listeners[0].trigger.pull_trigger)
     limit.begin()

@@ -8,10 +8,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from filelock import FileLock, Timeout
 from waitress import wasyncore
 from waitress.adjustments import Adjustments
 
@@ -20,8 +19,10 @@ from pagermcp.address import redact
 from pagermcp.server.channel import BODY_SLACK, Channel
 from pagermcp.server.listener import listen
 from pagermcp.server.pool import Pool
+from pagermcp.server.workers import Port, WorkerFailed, Workers, held
 from pagermcp.settings import Settings
 from pagermcp.spool import Janitor, Spool, SpoolRefused
+from pagermcp.spool.clock import Clock
 from pagermcp.spool.room import OPEN_ROOM
 from pagermcp.waking import Sweep, Switchboard, make_watcher
 from pagermcp.web import create_app
@@ -46,30 +47,85 @@ class ServeFailed(Exception):
 def serve(settings: Settings, command: str) -> None:
     """Serve until SIGTERM or SIGINT. `command` is how the user called us, for hints. Raises ServeFailed."""
     _configure_log()
+    spool = _spool(settings)
     try:
-        spool = Spool(
+        with held(spool.path("relay.lock"), spool.file_mode) as ours:
+            if not ours:
+                hint = "stop it, or name another folder with DATA_DIR"
+                raise ServeFailed(f"another relay serves {spool.root}: {hint}")
+            spool.recover()
+            if settings.room == "open":
+                spool.room(OPEN_ROOM).make()
+            if settings.workers == 1:
+                _serve(settings, spool, command, lambda url: _greet(url, spool))
+            else:
+                _serve_by_workers(settings, spool, command)
+            log.info("stopped")
+    except OSError as error:
+        raise ServeFailed(_in_one_line(spool, error)) from error
+
+
+def _spool(settings: Settings, worker: int = 0, clock: Clock | None = None) -> Spool:
+    try:
+        return Spool(
             settings.data_dir,
             max_messages=settings.max_messages_per_mailbox,
             max_message_bytes=settings.max_message_bytes,
             min_free_bytes=settings.min_free_bytes,
             room_hours=settings.room_ttl_hours,
+            worker=worker,
+            clock=clock,
         )
     except SpoolRefused as error:
         raise ServeFailed(str(error)) from error
-    lock = FileLock(spool.path("relay.lock"), timeout=0, mode=spool.file_mode, fallback_to_soft=False)
+
+
+def _in_one_line(spool: Spool, error: OSError) -> str:
+    return f"{error.filename or spool.root}: {error.strerror or error}"
+
+
+def _greet(url: str, spool: Spool, more: str = "") -> None:
+    print(f"PagerMCP {pagermcp.__version__} on {url}, spool {spool.root}{more}", flush=True)  # noqa: T201
+
+
+def _serve_by_workers(settings: Settings, spool: Spool, command: str) -> None:
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise ServeFailed("this system can't share a port between processes (no SO_REUSEPORT): PAGERMCP_WORKERS=1")
     try:
-        with lock:
-            spool.recover()
-            if settings.room == "open":
-                spool.room(OPEN_ROOM).make()
-            _serve(settings, spool, command)
-    except Timeout:
-        raise ServeFailed(f"another relay serves {spool.root}: stop it, or name another folder with DATA_DIR") from None
-    except OSError as error:
-        raise ServeFailed(f"{error.filename or spool.root}: {error.strerror or error}") from error
+        port = Port(f"{_bracketed(settings.host)}:{settings.port}")
+    except (OSError, ValueError) as error:
+        raise ServeFailed(_why_not_listening(settings, command, error)) from error
+
+    def work(worker: int, follows: bool, listens: Callable[[], None]) -> str | None:
+        try:
+            own = _spool(settings, worker, spool.clock)
+            if follows:
+                own.recover(worker)
+            _serve(settings, own, command, lambda url: listens(), port.sockets(), follows)
+        except ServeFailed as error:
+            return str(error)
+        except OSError as error:
+            return _in_one_line(spool, error)
+        return None
+
+    url = f"http://{_bracketed(settings.host)}:{port.number}"
+    try:
+        workers = Workers(settings.workers, work)
+        workers.run(lambda: _greet(url, spool, f", {settings.workers} workers"), spool.clock.check)
+    except WorkerFailed as error:
+        raise ServeFailed(str(error)) from error
 
 
-def _serve(settings: Settings, spool: Spool, command: str) -> None:
+def _serve(
+    settings: Settings,
+    spool: Spool,
+    command: str,
+    listens: Callable[[str], None],
+    sockets: Sequence[socket.socket] = (),
+    follows: bool = False,
+) -> None:
+    """Serve in this process. listens: called with the URL; sockets, follows: of a worker, what it is to listen on, and
+    whether another one has died before it."""
     switchboard = Switchboard()
     watcher = make_watcher(settings.watch, spool, switchboard)
     janitor = Janitor(
@@ -79,31 +135,35 @@ def _serve(settings: Settings, spool: Spool, command: str) -> None:
         mailbox_days=settings.mailbox_ttl_days,
         message_days=settings.message_ttl_days,
         archive_days=settings.archive_ttl_days,
+        inherits=follows,
     )
-    server = Server(create_app(Services(settings, spool, switchboard, watcher, janitor)), settings, command)
+    server = Server(create_app(Services(settings, spool, switchboard, watcher, janitor)), settings, command, sockets)
     server.stop_on_signals()
     sweep = Sweep(spool, switchboard, watcher)
     sweep.start()
     janitor.start()
-    print(f"PagerMCP {pagermcp.__version__} on {server.url}, spool {spool.root}", flush=True)  # noqa: T201
+    listens(server.url)
     server.run(switchboard.drain)
     janitor.stop()
     sweep.stop()
     watcher.stop()
-    log.info("stopped")
 
 
 class Server:
-    """Waitress, listening, with our loop and our threads. Raises ServeFailed when it can't."""
+    """Waitress, listening where the settings say, or on these sockets, with our loop and our threads.
 
-    def __init__(self, app: Callable[..., Any], settings: Settings, command: str) -> None:
+    Raises ServeFailed when it can't."""
+
+    def __init__(
+        self, app: Callable[..., Any], settings: Settings, command: str, sockets: Sequence[socket.socket] = ()
+    ) -> None:
         self._sockets: dict[int, Any] = {}
         self._stopping = False
         self._pool = Pool(THREADS)
         limit = _connection_limit()
         try:
             adjustments = Adjustments(
-                listen=f"{_bracketed(settings.host)}:{settings.port}",
+                **({"sockets": sockets} if sockets else {"listen": f"{_bracketed(settings.host)}:{settings.port}"}),
                 backlog=4096,
                 send_bytes=1,  # an answer is sent by the thread that has it
                 connection_limit=sys.maxsize,  # the listener has its own

@@ -18,12 +18,14 @@ from filelock import FileLock, Timeout
 
 from pagermcp import files
 from pagermcp.spool.agenda import Entry
+from pagermcp.spool.mailbox import KNOWN_SECONDS
 from pagermcp.spool.page import PageName, now
 from pagermcp.spool.runs import forget_run
 from pagermcp.spool.sending import KEY_HOURS
 from pagermcp.spool.spool import Busy, Spool
 
 PASS_SECONDS = 60.0
+_LATE_SECONDS = 5 * PASS_SECONDS
 _NUMBER = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _HOUR = 3600.0
 _DAY = 86400.0
@@ -37,7 +39,8 @@ class Janitor:
     """Tidies a spool, in a thread of its own from `start` until `stop`.
 
     ring: called with a number for which a page waits again; waiting: says how many wait for a number; mailbox_days,
-    message_days, archive_days: how old an empty mailbox, a waiting page, and a day folder may get; 0 for ever."""
+    message_days, archive_days: how old an empty mailbox, a waiting page, and a day folder may get; 0 for ever;
+    inherits: another process has just died, of whose leases nobody else may know."""
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class Janitor:
         mailbox_days: float = 30,
         message_days: float = 7,
         archive_days: float = 30,
+        inherits: bool = False,
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
         self._spool = spool
@@ -61,13 +65,15 @@ class Janitor:
             fallback_to_soft=False,
         )
         self._last = spool.path("janitor.last")
+        self._inherits = inherits
         self._in_office = False  # has the lock
         self._failed = ""  # why the last pass did not come to its end
         self._left_alone: set[str] = set()  # mailboxes that could not be tidied, of which it was said
         self._relief = threading.Lock()
+        spool.make_room = self.make_room
         self._stopped = threading.Event()
         self._walked_at = self._walk_offset = 0.0  # wall time of the last walk, and its difference to the monotonic
-        self._walk_due = self._deletion_due = 0.0  # monotonic
+        self._walk_due = self._deletion_due = self._forget_due = 0.0  # monotonic
         self._oldest: dict[str, int] = {}  # the oldest id in each mailbox that had pages at the last walk
 
     @property
@@ -76,7 +82,8 @@ class Janitor:
         if self._failed:
             return f"the last pass failed: {self._failed}"
         if not self._in_office:
-            return "another process does it"
+            ago = self._passed_ago()
+            return "another process does it" + (f", and did {ago:.0f} s ago" if ago > _LATE_SECONDS else "")
         return self._spool.clock.problem or "ok"
 
     def start(self) -> None:
@@ -106,10 +113,19 @@ class Janitor:
     def tidy(self) -> None:
         """One pass, if this process is the janitor's. Raises OSError."""
         self._spool.schedule.refresh()
-        if not self._in_office and not self._take_office():
-            return
+        self._spool.clock.check()
+        if self._inherits and self._spool.clock.may_age:
+            self._for_each("leased", self._return_leases)
+            self._inherits = False
+        if self._in_office or self._take_office():
+            self._tidy_all()
+        if time.monotonic() >= self._forget_due:
+            self._spool.forget_removed(self._waiting)
+            self._forget_due = time.monotonic() + _HOUR
+
+    def _tidy_all(self) -> None:
+        """What one process does for all."""
         clock = self._spool.clock
-        clock.check()
         if clock.may_age:
             self._for_each("leased", self._return_leases)
             self._for_each("rooms", lambda number: self._spool.room(number).tidy())
@@ -128,12 +144,22 @@ class Janitor:
     def make_room(self) -> None:
         """On a disk that gets full delete the oldest days, until there is twice the room that is kept free.
 
-        Today's folders stay: who looks for what has just happened must find it."""
-        with self._relief:
+        Any process may have to, but not while the janitor's may not. Today's folders stay: who looks for what has just
+        happened must find it."""
+        path = self._spool.path("keys", ".lock-relief")
+        with self._relief, FileLock(path, poll_interval=0.01, mode=self._spool.file_mode, fallback_to_soft=False):
             self._spool.clock.check()
             days = [day for day in self._spool.days() if day < f"{now():%Y-%m-%d}"]
-            while days and self._in_office and self._spool.clock.may_delete and self._spool.shortage(2):
+            allowed = self._spool.clock.may_delete and (self._in_office or self._passed_ago() < _LATE_SECONDS)
+            while days and allowed and self._spool.shortage(2):
                 self._delete(days.pop())
+
+    def _passed_ago(self) -> float:
+        """Seconds since a process came to the end of a pass."""
+        try:
+            return time.time() - os.stat(self._last).st_mtime
+        except OSError:
+            return math.inf
 
     def _take_office(self) -> bool:
         if not os.path.exists(self._spool.path("FORMAT")):  # the spool is gone, and a lock must not make its folder
@@ -147,7 +173,6 @@ class Janitor:
         except FileNotFoundError:
             self._note_pass()
         self._in_office = True
-        self._spool.make_room = self.make_room
         if self._spool.clock.problem:
             log.warning("%s", self._spool.clock.problem)
         return True
@@ -234,12 +259,11 @@ class Janitor:
                 self._spool.mailbox(number).expire_waiting(limit)
 
         self._for_each("new", look)
-        self._spool.forget_removed(self._waiting)
         self._walked_at, self._walk_offset, self._oldest = began, offset, oldest
 
     def _remove_mailbox(self, number: str, path: str, mtime: float) -> None:
         idle = self._mailbox_days and not self._waiting(number)
-        if idle and self._remove_empty(path, mtime + self._mailbox_days * _DAY):
+        if idle and self._remove_empty(path, mtime + max(self._mailbox_days * _DAY, 2 * KNOWN_SECONDS)):
             self._remove_empty(self._spool.path("leased", number), 0)
 
     def _remove_empty(self, path: str, after: float) -> bool:

@@ -48,6 +48,10 @@ MAX_ATTEMPTS = 5
 
 LONGEST_LEASE = 12 * 3600.0
 
+KNOWN_SECONDS = 1800.0
+"""How long a process may rely on a mailbox's folder to be the one into which it has delivered: the janitor, who may be
+in another process, removes none into which somebody delivered in twice this time."""
+
 _FUTURE_MICROSECONDS = 86_400_000_000  # an id further ahead than a day is not ours
 _NO_ROOM_LEASE = 60.0  # for a page that can't be buried, until it is tried again
 _NOTE_READ_SECONDS = 1.0
@@ -89,7 +93,7 @@ class Mailbox:
         self._named_by_events: set[str] = set()  # foreign files that watching saw closed or moved in
         self._reported = _NONE  # what was logged as unreadable
         self._seen = (0, 0)  # mtime of new/ and time, both in ns, at the last look for pages to take
-        self._parent_synced = False
+        self._parent_synced = -math.inf  # monotonic
         self._newest = 0
         self._newest = self._recover()
 
@@ -206,9 +210,9 @@ class Mailbox:
     def _sync(self, name: PageName) -> None:
         try:
             files.sync_directory(self._new)
-            if not self._parent_synced:
+            if time.monotonic() - self._parent_synced > KNOWN_SECONDS:
                 files.sync_directory(os.path.dirname(self._new))
-                self._parent_synced = True
+                self._parent_synced = time.monotonic()
         except OSError as error:
             self._take_back(f"{self._new}/{name.file}", error)
 
@@ -233,7 +237,7 @@ class Mailbox:
         When the spool is gone, that too: it may be on a disk that will be back, so nothing is begun in its place."""
         if not self._make(self._new):
             return False
-        self._parent_synced = False
+        self._parent_synced = -math.inf
         return True
 
     def _make(self, folder: str) -> bool:
@@ -356,6 +360,8 @@ class Mailbox:
                 adopted = True
         if adopted:
             return self.look()
+        if pages:  # those of other workers may be ahead of the clock, when it was set back
+            self.ids_after(int(max(pages).id))
         return sorted(pages)
 
     def _read(self, name: PageName) -> tuple[Page | None, str | None]:
@@ -496,7 +502,7 @@ class Mailbox:
         except FileNotFoundError:
             return False
         ends = max(status.st_mtime, status.st_ctime + SETTLED_SECONDS)  # claimed, but the lease not written yet
-        left = min(ends - time.time(), LONGEST_LEASE)
+        left = min(ends - self._spool.clock.now().timestamp(), LONGEST_LEASE)
         if left > 0:
             self._lease_marks[name.file] = status.st_mtime_ns
             self._spool.agenda.put(Entry("lease", self.number, name.file), left)
@@ -707,8 +713,8 @@ class Mailbox:
 
     def _is_ours(self, id: str, path: str) -> bool:
         """Whether a file's id may be one that a relay gave out: it is not far ahead of the clock; or the clock went
-        back, and it is one of this process, or not far ahead of when the file was written."""
-        if int(id) <= max(time.time_ns() // 1000 + _FUTURE_MICROSECONDS, self._newest):
+        back, and it is not far ahead of the newest one known here, or of when the file was written."""
+        if int(id) <= max(time.time_ns() // 1000, self._newest) + _FUTURE_MICROSECONDS:
             return True
         try:
             written = os.stat(path, follow_symlinks=False).st_mtime_ns // 1000

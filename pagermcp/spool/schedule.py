@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pagermcp import files
 from pagermcp.spool.agenda import Agenda, Entry
+from pagermcp.spool.clock import Clock
 from pagermcp.spool.page import MTIME_GRAIN_NS, PageName
 
 _NAME = re.compile(r"([0-9]{16})-([0-9a-f-]{36})-([0-9.]+\.json)", re.ASCII)
@@ -43,8 +44,8 @@ class Due(NamedTuple):
 class Schedule:
     """What this process knows of scheduled/. Safe between threads. Raises OSError."""
 
-    def __init__(self, path: str, agenda: Agenda) -> None:
-        self._path, self._agenda = path, agenda
+    def __init__(self, path: str, agenda: Agenda, clock: Clock) -> None:
+        self._path, self._agenda, self._clock = path, agenda, clock
         self._known: dict[str, set[Due]] = {}
         self._lock = threading.Lock()
         self._seen = -1
@@ -61,7 +62,7 @@ class Schedule:
         for due in known - present:
             self.drop(due)
         for due in present - known:
-            self.add(due, due.micros / 1e6 - time.time())
+            self.add(due, due.micros / 1e6 - self._clock.now().timestamp())
         self._seen = mtime if abs(time.time_ns() - mtime) > MTIME_GRAIN_NS else -1
 
     def add(self, due: Due, seconds: float) -> None:

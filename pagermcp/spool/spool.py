@@ -50,7 +50,7 @@ Look with ls and cat. Pages may be removed with rm; the relay minds neither.
 _DIRECTORIES = ("new", "leased", "scheduled", "archive", "dead", "keys", "runs", "read", "rooms", "tmp")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _ADOPTED = "adopt-"
-_ADOPTED_NAME = re.compile(rf"{_ADOPTED}([0-9a-f-]{{36}})-(.+)", re.ASCII)
+_ADOPTED_NAME = re.compile(rf"{_ADOPTED}(?:([0-9a-f])-)?([0-9a-f-]{{36}})-(.+)", re.ASCII)
 _LEFT_OVER_SECONDS = 600
 _MIN_FREE_INODES = 1000
 _RETRY_SECONDS = 60.0
@@ -81,7 +81,8 @@ class Spool:
 
     max_messages: pages in one mailbox; max_message_bytes: of a body; min_free_bytes: kept free on the disk;
     room_hours: how long a room's messages are active;
-    worker: 0 to 15, different in each process on one spool."""
+    worker: 0 to 15, different in each process on one spool; clock: one that watches for longer than this process lives.
+    """
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Spool:
         min_free_bytes: int = 0,
         room_hours: float = 24,
         worker: int = 0,
+        clock: Clock | None = None,
     ) -> None:
         self.root = os.path.realpath(root)
         self.max_messages = max_messages
@@ -99,8 +101,8 @@ class Spool:
         self.max_page_bytes = 6 * max_message_bytes + 4096  # a text of control characters takes six bytes for each
         self.worker = worker
         self.pressed = threading.Event()  # the disk gets full: the janitor should look
-        self.make_room: Callable[[], None] = lambda: None  # what the janitor does about it, in the process that has him
-        self.clock = Clock()
+        self.make_room: Callable[[], None] = lambda: None  # what the janitor does about it
+        self.clock = clock or Clock()
         self.agenda = Agenda()
         self._min_free_bytes = min_free_bytes
         self.room_hours = room_hours
@@ -110,7 +112,7 @@ class Spool:
         self._alone = [threading.Lock() for _ in range(_LOCKS)]
         try:
             self._open()
-            self.schedule = Schedule(self.path("scheduled"), self.agenda)
+            self.schedule = Schedule(self.path("scheduled"), self.agenda, self.clock)
         except OSError as error:
             raise SpoolRefused(self.explain(error)) from error
 
@@ -149,11 +151,13 @@ class Spool:
                 self._rooms.pop(number, None)
 
     def temporary(self, adopted: tuple[str, str] | None = None) -> str:
-        """A new path in tmp/; for a file taken from a mailbox (number, name), one from which it can be put back."""
+        """A new path in tmp/, which begins with the worker; for a file taken from a mailbox (number, name), one from
+        which it can be put back."""
+        token = f"{self.worker:x}{secrets.token_hex(8)[1:]}"
         if adopted is None:
-            return self.path("tmp", secrets.token_hex(8))
+            return self.path("tmp", token)
         number, name = adopted
-        return self.path("tmp", _ADOPTED + number + "-" + (name if PageName.parse(name) else secrets.token_hex(8)))
+        return self.path("tmp", f"{_ADOPTED}{self.worker:x}-{number}-{name if PageName.parse(name) else token}")
 
     def draft(self, content: bytes) -> files.Draft:
         """A page's file, on the disk but not in any mailbox yet. Raises OSError."""
@@ -245,17 +249,23 @@ class Spool:
         due = Due.parse(entry.file)
         return due is not None and come_due(self, mailbox, due)
 
-    def recover(self) -> None:
-        """Clear tmp/ of what an unclean stop left. Only for who serves the spool alone. Raises OSError."""
+    def recover(self, worker: int | None = None) -> None:
+        """Clear tmp/ of what an unclean stop left: all of it, which is only for who serves the spool alone, or what the
+        worker with this number left, who is no more. Raises OSError."""
+        whose = None if worker is None else f"{worker:x}"
         for name in files.names(self.path("tmp")):
             path = self.path("tmp", name)
             try:
                 if adopted := _ADOPTED_NAME.fullmatch(name):
-                    files.put_back(path, self.path("new", *adopted.groups()), self.directory_mode)
-                elif abs(time.time() - os.stat(path, follow_symlinks=False).st_mtime) > _LEFT_OVER_SECONDS:
+                    if whose in (None, adopted[1]):
+                        files.put_back(path, self.path("new", adopted[2], adopted[3]), self.directory_mode)
+                elif name.startswith(whose) if whose else self._is_left_over(path):
                     files.remove(path)
             except OSError as error:  # not ours, then; it must not keep the relay from starting
                 log.warning("%s is left alone: %s", path, error.strerror)
+
+    def _is_left_over(self, path: str) -> bool:
+        return abs(time.time() - os.stat(path, follow_symlinks=False).st_mtime) > _LEFT_OVER_SECONDS
 
     @property
     def unreadable(self) -> int:

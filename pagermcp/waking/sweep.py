@@ -5,6 +5,7 @@ all mailboxes with waiters are watched well, it looks at a thousand of them each
 watches.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -54,6 +55,8 @@ class Sweep:
 
     def sweep(self) -> None:
         """Sweep once."""
+        with contextlib.suppress(OSError):  # of which the janitor's pass tells
+            self._spool.schedule.refresh()  # so that what another process has scheduled comes in time when it dies
         waiting = self._switchboard.numbers()
         self._watcher.tend(waiting)
         looks = waiting

@@ -57,6 +57,8 @@ def healthz() -> Response:
         "retention": relay.janitor.state,
         "unreadable_files": relay.spool.unreadable,
     }
+    if relay.settings.workers > 1:
+        state["worker"] = relay.spool.worker
     problem = health.problem()
     if problem is not None:
         raise Refused(
