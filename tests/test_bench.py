@@ -84,7 +84,7 @@ import http.server, threading
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_GET(self):
-        body = b'{"error": {"code": "too_many_waits"}}'
+        body = b'{"error": {"code": "too_many_connections"}}'
         self.send_response(503)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -100,7 +100,7 @@ server.serve_forever()
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        (REFUSES, "a wait was refused: 503 too_many_waits"),
+        (REFUSES, "a wait was refused: 503 too_many_connections"),
         ("raise SystemExit('no room')", "it did not start: no room"),
     ],
 )

@@ -8,6 +8,7 @@ from flask import Blueprint, Response, request
 
 from pagermcp import address
 from pagermcp.spool import send
+from pagermcp.spool.page import now
 from pagermcp.web.access import address_in, authorized, no_room, unauthorized
 from pagermcp.web.answers import answer, when
 from pagermcp.web.body import media_type, payload_of, request_body
@@ -55,7 +56,7 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
     if sent.queued is None:
         with contextlib.suppress(OSError):  # the page is delivered, whatever happens now
             accepted["queued"] = mailbox.queued()
-    accepted["last_read"] = when(mailbox.last_read)
+    accepted["last_read"] = when(now() if waiters else mailbox.last_read)  # who waits does not note it all the time
     if sent.due:
         accepted["due_at"] = when(sent.due)
     if sent.expected:
