@@ -64,7 +64,12 @@ def test_the_table_of_errors_has_every_code_with_its_status_and_no_other() -> No
     source = "".join(path.read_text() for path in (REPOSITORY / "pagermcp").rglob("*.py"))
     raised = {code: status for status, code in re.findall(r'Refused\(\s*([0-9]{3}),\s*"([a-z0-9_]+)"', source)}
     generic = {code: status for status, code in re.findall(r'([0-9]{3}): \("([a-z0-9_]+)"', source)}
-    servers = {"bad_request": "400", "request_header_fields_too_large": "431", "not_implemented": "501"}
+    servers = {
+        "bad_request": "400",
+        "too_many_connections": "503",
+        "request_header_fields_too_large": "431",
+        "not_implemented": "501",
+    }
     assert table == raised | generic | servers
 
 
