@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -83,6 +84,7 @@ def _reference(name: str, *options: str) -> Variant:
 VARIANTS = (
     _reference("reference"),
     Variant("relay", _relay(), fill=_fill_spool, count=_count_files, files=True),
+    Variant("workers-2", _relay("--workers", "2"), fill=_fill_spool, count=_count_files, files=True),
     Variant("threads", _threads, fill=_fill_spool, count=_count_files, files=True),
     _reference("reference-wal", "wal"),
 )
@@ -128,7 +130,8 @@ class Server:
 
     def kill(self) -> None:
         """As a crash would end it."""
-        self._process.kill()
+        for pid in self._pids():
+            os.kill(pid, signal.SIGKILL)
         self._process.wait()
 
     def memory(self) -> float:
@@ -140,9 +143,12 @@ class Server:
         return sum(sum(map(int, text.rpartition(")")[2].split()[11:13])) for text in self._told("stat")) / _TICKS
 
     def _told(self, file: str) -> list[str]:
+        return [Path(f"/proc/{pid}/{file}").read_text() for pid in self._pids()]
+
+    def _pids(self) -> list[int]:
         pids = [self._process.pid]
         for pid in pids:
             for children in Path(f"/proc/{pid}/task").glob("*/children"):
                 with contextlib.suppress(OSError):  # a thread that has just ended
                     pids += map(int, children.read_text().split())
-        return [Path(f"/proc/{pid}/{file}").read_text() for pid in pids]
+        return pids

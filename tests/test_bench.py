@@ -128,7 +128,14 @@ def test_a_quick_run_measures_every_relay_and_leaves_nothing(tmp_path: Path) -> 
         out, progress = run.communicate(timeout=100)
     assert run.returncode == 0, progress
     told = json.loads((tmp_path / "f").read_text())
-    assert told["figures"]["durable posts/s"].keys() == {"reference", "relay", "reference-wal", "nothing"}
+    assert told["figures"]["durable posts/s"].keys() == {
+        "reference",
+        "relay",
+        "workers-2",
+        "threads",
+        "reference-wal",
+        "nothing",
+    }
     for figure, values in told["figures"].items():
         assert all(value is not None for value in values.values()) or "idle" in figure, (figure, progress)
     posts = told["figures"]["durable posts/s"]
