@@ -27,7 +27,8 @@ from waitress.task import ErrorTask, WSGITask
 
 import pagermcp
 from pagermcp.address import redact
-from pagermcp.server.workers import Port, WorkerFailed, Workers, held
+from pagermcp.server.shared import Port, held
+from pagermcp.server.workers import WorkerFailed, Workers
 from pagermcp.settings import Settings
 from pagermcp.spool import Janitor, Spool, SpoolRefused
 from pagermcp.spool.clock import Clock
