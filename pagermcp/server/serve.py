@@ -19,7 +19,8 @@ from pagermcp.address import redact
 from pagermcp.server.channel import BODY_SLACK, Channel
 from pagermcp.server.listener import listen
 from pagermcp.server.pool import Pool
-from pagermcp.server.workers import Port, WorkerFailed, Workers, held
+from pagermcp.server.shared import Port, held
+from pagermcp.server.workers import WorkerFailed, Workers
 from pagermcp.settings import Settings
 from pagermcp.spool import Janitor, Spool, SpoolRefused
 from pagermcp.spool.clock import Clock

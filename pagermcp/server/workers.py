@@ -4,22 +4,15 @@ The parent serves nobody. It stays one thread, so that it can fork at any time; 
 and go on it; and it ends them with itself. They share its lock on the spool, which is free when the last one has gone.
 """
 
-import contextlib
-import fcntl
 import logging
 import os
 import select
 import signal
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
-
-from waitress.adjustments import Adjustments
-
-from pagermcp import files
+from typing import NoReturn
 
 STOP_SECONDS = 7.0
 """How long workers may take to stop; Docker waits for 10 s."""
@@ -41,56 +34,6 @@ class WorkerFailed(Exception):
     """A worker could not even start. The message says why."""
 
 
-@contextlib.contextmanager
-def held(path: str, mode: int) -> Iterator[bool]:
-    """Lock a file, made with that mode, for this process and all it forks meanwhile: as long as one of them lives.
-
-    False when another has it. Not a FileLock, whose descriptor does not outlive a fork. Raises OSError."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | files.NOT_FOLLOWED, mode)
-    got = True
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            got = False
-        yield got
-    finally:
-        os.close(descriptor)  # no LOCK_UN, which would unlock it for all
-
-
-class Port:
-    """The addresses of a host and port, kept for workers. Raises OSError, and ValueError when there is no such host."""
-
-    def __init__(self, listen: str) -> None:
-        self._kept: list[socket.socket] = []
-        self._at: list[tuple[int, tuple[Any, ...]]] = []
-        self.number = 0
-        for family, _, _, (host, port, *scope) in Adjustments(listen=listen).listen:
-            with _bound(family, (host, port or self.number, *scope), shared=False) as alone:  # fails if others listen
-                self.number = alone.getsockname()[1]
-            self._at.append((family, (host, self.number, *scope)))
-            self._kept.append(_bound(*self._at[-1]))
-
-    def sockets(self) -> list[socket.socket]:
-        """New sockets at these addresses, that do not listen yet: for one worker. Raises OSError."""
-        return [_bound(*at) for at in self._at]
-
-
-def _bound(family: int, address: tuple[Any, ...], shared: bool = True) -> socket.socket:
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        bound.bind(address)
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
 @dataclass
 class _Worker:
     """pipe: gives a null byte when it listens, or why it can't serve, and its end with that of the process."""
@@ -104,6 +47,10 @@ class _Worker:
     @property
     def listens(self) -> bool:
         return self.said.startswith(b"\0")
+
+    @property
+    def problem(self) -> str:
+        return self.said.lstrip(b"\0").decode(errors="replace")
 
 
 class Workers:
@@ -132,7 +79,7 @@ class Workers:
             told = False
             while not self._stopping:
                 self._listen(until=min([*self._start_at.values(), time.monotonic() + _TURN_SECONDS]), first=not told)
-                if not told and all(worker.listens for worker in self._workers.values()):
+                if not told and sum(worker.listens for worker in self._workers.values()) == self._count:
                     told = True
                     started()
                 turn()
@@ -170,12 +117,11 @@ class Workers:
         try:
             os.close(self._ours)
             threading.Thread(target=self._end_with_parent, name="parent", daemon=True).start()
-            with contextlib.suppress(BrokenPipeError):  # the parent has gone, and then this ends anyhow
-                problem = self._serve(number, follows, lambda: _say(pipe, b"\0"))
-                if problem is None:
-                    status = 0
-                else:
-                    _say(pipe, problem.encode(errors="backslashreplace"))
+            problem = self._serve(number, follows, lambda: _say(pipe, b"\0"))
+            if problem is None:
+                status = 0
+            else:
+                _say(pipe, problem.encode(errors="backslashreplace"))
         except Exception:
             log.exception("worker %d", number)
         finally:
@@ -200,7 +146,7 @@ class Workers:
             if self._stopping:
                 continue
             if first and not worker.listens:
-                raise WorkerFailed(worker.said.decode() or f"a worker {how} before it listened: see the log")
+                raise WorkerFailed(worker.problem or f"a worker {how} before it listened: see the log")
             if time.monotonic() - worker.began >= _STEADY_SECONDS:
                 self._died_at_once[worker.number] = 0
             times = self._died_at_once[worker.number]
@@ -208,7 +154,7 @@ class Workers:
             self._died_at_once[worker.number] = min(times + 1, 10)
             self._start_at[worker.number] = time.monotonic() + delay
             when = f" in {delay:g} s" if delay else ""
-            why = "" if worker.listens or not worker.said else f": {worker.said.decode()}"
+            why = f": {worker.problem}" if worker.problem else ""
             log.warning("worker %d %s and is started again%s%s", worker.number, how, when, why)
 
     def _heard(self, until: float) -> list[_Worker]:
