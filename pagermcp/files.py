@@ -45,19 +45,19 @@ class Draft:
     """A file that was written durably and is to be shown under a name by `link`. Raises OSError.
 
     Until then it has none, if the system can do that (`drafts_need_no_name`): that is one folder less to change, twice,
-    which all who write at the same time would wait for; and nothing is left behind by a kill. Otherwise it has the name
-    `path`. In either case it is to be discarded when it was linked, or will not be."""
+    which all who write at the same time would wait for; and nothing is left behind by a kill. Otherwise it has a new
+    one in `folder`. In either case it is to be discarded when it was linked, or will not be."""
 
-    def __init__(self, path: str, content: bytes, mode: int, nameless: bool) -> None:
-        self._path, self._descriptor = path, -1
+    def __init__(self, folder: str, content: bytes, mode: int, nameless: bool) -> None:
+        self._path, self._descriptor = f"{folder}/", -1
         if not nameless:
-            write(path, content, mode)
+            self._path += secrets.token_hex(8)
+            write(self._path, content, mode)
             return
-        folder = os.path.dirname(path)
-        _step("write", path)
+        _step("write", self._path)
         self._descriptor = os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, mode)
         try:
-            _fill(self._descriptor, path, content, mode)
+            _fill(self._descriptor, self._path, content, mode)
         except OSError:
             os.close(self._descriptor)
             raise
@@ -85,7 +85,7 @@ def drafts_need_no_name(folder: str) -> bool:
         return False
     path = f"{folder}/{secrets.token_hex(8)}"
     try:
-        draft = Draft(path, b"", 0o600, nameless=True)
+        draft = Draft(folder, b"", 0o600, nameless=True)
         try:
             draft.link(path)
         finally:

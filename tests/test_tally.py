@@ -122,5 +122,6 @@ def test_whether_a_folder_tells_changes_apart_is_tried(
         return type("Status", (), {"st_mtime_ns": mtime}) if str(path) == str(tmp_path) else stat(path, **more)
 
     monkeypatch.setattr(os, "stat", ticking)
+    monkeypatch.setattr(files.time, "perf_counter", lambda: next(clock) / 1e9)
     assert files.tells_changes_apart(str(tmp_path)) is told
     assert os.listdir(tmp_path) == []
