@@ -27,6 +27,16 @@ fsync, pause = os.fsync, threading.Event()
 os.fsync = lambda file: (pause.wait(0.1), fsync(file))[1]
 """
 
+SLOW_TO_RETURN = """
+import random, time
+from waitress.channel import HTTPChannel
+service = HTTPChannel.service
+def slow_to_return(channel):
+    service(channel)
+    time.sleep(random.random() * 0.02)
+HTTPChannel.service = slow_to_return
+"""
+
 
 def notified(relay: Relay, keys: Sequence[str]) -> list[str]:
     """Page each of these, over one connection; the pages' ids."""
@@ -265,6 +275,20 @@ def test_two_waits_on_one_connection_get_a_page_each_in_order(relay: Relay, key:
             assert taken(client.answer()) == [id]
         client.send(raw.request("GET", "/wait?timeout=0.2", key) * 3)
         assert [taken(client.answer()) for _ in range(3)] == [[], [], []]
+
+
+def test_a_thread_that_is_done_with_a_wait_leaves_the_next_one_on_the_connection_alone(
+    start_relay: Callable[..., Relay], key: str
+) -> None:
+    relay = start_relay(prelude=SLOW_TO_RETURN)
+    for _ in range(10):
+        with raw.many(relay, 10) as clients:
+            for client in clients:
+                client.send(raw.request("GET", "/wait?timeout=0.02", key) * 3)
+            for _ in range(3):
+                assert [taken(answer) for answer in raw.answers(clients)] == [[]] * 10
+    assert relay.waiters(key) == 0
+    assert "Traceback" not in relay.log.read_text()
 
 
 def test_fifty_waits_one_after_another_on_one_connection(relay: Relay, key: str) -> None:
