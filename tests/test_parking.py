@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import json
 import random
+import re
 import shutil
 import signal
 import statistics
@@ -234,6 +235,41 @@ def test_who_stays_among_many_who_go_at_once_gets_a_page(relay: Relay, key: str)
         came = [id for answer in raw.answers(waiters[::4]) for id in taken(answer)]
         assert sorted(came) == sorted(sent)
         until(lambda: relay.waiters(key) == 0)
+
+
+def test_clients_who_go_before_they_are_told_to_continue_are_no_harm(start_relay: Callable[..., Relay]) -> None:
+    relay = start_relay(prelude="import sys; sys.setswitchinterval(1e-6)")
+    behind = raw.request("POST", "/notify", new_key(), b"never", Expect="100-continue")[:-5]
+    over = time.monotonic() + 3
+
+    def go(dice: random.Random) -> None:
+        pause = threading.Event()
+        while time.monotonic() < over:
+            with Raw(relay) as client:
+                client.send(raw.request("GET", "/version") * 2 + behind)
+                pause.wait(dice.random() * 0.004)
+                client.reset()
+
+    with concurrent.futures.ThreadPoolExecutor(10) as threads:
+        for going in [threads.submit(go, random.Random(n)) for n in range(10)]:
+            going.result()
+    assert relay.get("/version").status_code == 200
+    assert re.findall("Traceback|ERROR.*", relay.log.read_text()) == []
+
+
+def test_one_behind_a_wait_is_told_to_continue_after_it(relay: Relay, key: str) -> None:
+    behind = raw.request("POST", "/notify", key, b"hello", Expect="100-continue")
+    with Raw(relay) as client:
+        client.send(raw.request("GET", "/wait?timeout=60", key) + behind[:-5])
+        until(lambda: relay.waiters(key) == 1)
+        (id,) = notified(relay, [key])
+        assert taken(client.answer()) == [id]
+        while not client.came.endswith(b"\r\n\r\n"):
+            client.receive()
+        assert client.came == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.came.clear()
+        client.send(behind[-5:])
+        assert client.answer().status == 202
 
 
 # One connection

@@ -253,6 +253,19 @@ class Channel(HTTPChannel):
             self.server.loop.changed(self)
         return written
 
+    def send_continue(self) -> None:
+        """Of a thread, too, and so not by what waitress does, which closes the connection where the client has gone:
+        that is for the main loop alone, which may ask the system about it at that moment."""
+        self.request.expect_continue = self.request.completed = False
+        self.sent_continue = True
+        with contextlib.suppress(ClientDisconnected):
+            self.write_soon(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _flush_some(self, do_close: bool = True) -> bool:
+        with self.outbuf_lock:  # waitress takes none when there is no request, but then a thread may `send_continue`
+            flushed: bool = super()._flush_some(do_close)
+        return flushed
+
     def _flush_outbufs_below_high_watermark(self) -> None:
         """Waitress would block a thread here. There is no need: nothing more is read before all is written."""
 
