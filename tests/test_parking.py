@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import json
 import random
+import re
 import shutil
 import signal
 import statistics
@@ -25,6 +26,16 @@ SLOW_DISK = """
 import os, threading
 fsync, pause = os.fsync, threading.Event()
 os.fsync = lambda file: (pause.wait(0.1), fsync(file))[1]
+"""
+
+SLOW_TO_RETURN = """
+import random, time
+from waitress.channel import HTTPChannel
+service = HTTPChannel.service
+def slow_to_return(channel):
+    service(channel)
+    time.sleep(random.random() * 0.02)
+HTTPChannel.service = slow_to_return
 """
 
 
@@ -226,6 +237,41 @@ def test_who_stays_among_many_who_go_at_once_gets_a_page(relay: Relay, key: str)
         until(lambda: relay.waiters(key) == 0)
 
 
+def test_clients_who_go_before_they_are_told_to_continue_are_no_harm(start_relay: Callable[..., Relay]) -> None:
+    relay = start_relay(prelude="import sys; sys.setswitchinterval(1e-6)")
+    behind = raw.request("POST", "/notify", new_key(), b"never", Expect="100-continue")[:-5]
+    over = time.monotonic() + 3
+
+    def go(dice: random.Random) -> None:
+        pause = threading.Event()
+        while time.monotonic() < over:
+            with Raw(relay) as client:
+                client.send(raw.request("GET", "/version") * 2 + behind)
+                pause.wait(dice.random() * 0.004)
+                client.reset()
+
+    with concurrent.futures.ThreadPoolExecutor(10) as threads:
+        for going in [threads.submit(go, random.Random(n)) for n in range(10)]:
+            going.result()
+    assert relay.get("/version").status_code == 200
+    assert re.findall("Traceback|ERROR.*", relay.log.read_text()) == []
+
+
+def test_one_behind_a_wait_is_told_to_continue_after_it(relay: Relay, key: str) -> None:
+    behind = raw.request("POST", "/notify", key, b"hello", Expect="100-continue")
+    with Raw(relay) as client:
+        client.send(raw.request("GET", "/wait?timeout=60", key) + behind[:-5])
+        until(lambda: relay.waiters(key) == 1)
+        (id,) = notified(relay, [key])
+        assert taken(client.answer()) == [id]
+        while not client.came.endswith(b"\r\n\r\n"):
+            client.receive()
+        assert client.came == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.came.clear()
+        client.send(behind[-5:])
+        assert client.answer().status == 202
+
+
 # One connection
 
 
@@ -265,6 +311,20 @@ def test_two_waits_on_one_connection_get_a_page_each_in_order(relay: Relay, key:
             assert taken(client.answer()) == [id]
         client.send(raw.request("GET", "/wait?timeout=0.2", key) * 3)
         assert [taken(client.answer()) for _ in range(3)] == [[], [], []]
+
+
+def test_a_thread_that_is_done_with_a_wait_leaves_the_next_one_on_the_connection_alone(
+    start_relay: Callable[..., Relay], key: str
+) -> None:
+    relay = start_relay(prelude=SLOW_TO_RETURN)
+    for _ in range(10):
+        with raw.many(relay, 10) as clients:
+            for client in clients:
+                client.send(raw.request("GET", "/wait?timeout=0.02", key) * 3)
+            for _ in range(3):
+                assert [taken(answer) for answer in raw.answers(clients)] == [[]] * 10
+    assert relay.waiters(key) == 0
+    assert "Traceback" not in relay.log.read_text()
 
 
 def test_fifty_waits_one_after_another_on_one_connection(relay: Relay, key: str) -> None:

@@ -74,7 +74,7 @@ def test_waitress_is_the_one_that_the_server_was_written_for(code: Any) -> None:
             Channel,
             HTTPChannel,
             "service task_class error_task_class parser_class write_soon readable writable handle_write handle_read "
-            "handle_close _flush_outbufs_below_high_watermark",
+            "handle_close send_continue _flush_some _flush_outbufs_below_high_watermark",
         ),
         (OurTask, WSGITask, "execute get_environment write"),
         (Listener, TcpWSGIServer, "channel_class readable handle_accept maintenance pull_trigger"),

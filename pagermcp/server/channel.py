@@ -54,8 +54,8 @@ class _OutbufLock(_RLock):
 class Parked(BaseException):
     """The request waits. No Exception, since waitress would answer it by a 500."""
 
-    def __init__(self, waiter: Waiter) -> None:
-        self.waiter = waiter
+    def __init__(self, task: "Task", waiter: Waiter) -> None:
+        self.task, self.waiter = task, waiter
 
 
 class JsonErrorTask(ErrorTask):
@@ -100,7 +100,7 @@ class Task(WSGITask):
                 self.environ = None
             for step in self._steps:
                 if isinstance(step, Waiter):
-                    raise Parked(step)
+                    raise Parked(self, step)
                 if step:
                     self.write(step)
             self.close_body()
@@ -189,7 +189,6 @@ class Channel(HTTPChannel):
     _sending = False
     _lingers_until = 0.0
     _lost = False
-    _task: Task | None = None  # that a thread has just now
     _parked: tuple[Task, Waiter] | None = None
     _flush_waiter: Waiter | None = None
 
@@ -201,35 +200,33 @@ class Channel(HTTPChannel):
 
     def service(self) -> None:
         """Run the request, or go on with it."""
+        before = self._parked  # read here, for as soon as it is answered another thread may have the next request
         try:
             super().service()
         except Parked as parked:
-            self._park(parked.waiter)
+            self._park(parked.task, parked.waiter)
         else:
-            self._end()
+            if before:
+                self._end(before[0])
         if self.writable() or not self.server.loop.is_up_to_date(self):
             self.server.loop.changed(self)
 
     def task_class(self, channel: "Channel", request: HTTPRequestParser) -> Task:  # a class, for waitress
         """The task for the request: the one that was parked, or else a new one."""
         parked, self._parked = self._parked, None
-        self._task = parked[0] if parked else Task(channel, request)
-        return self._task
+        return parked[0] if parked else Task(channel, request)
 
-    def _end(self) -> None:
-        """Close the body of a task that was not run (again), since the client went just before."""
-        task, self._task = self._task, None
+    def _end(self, task: Task) -> None:
+        """Close the body of a task that was not run again, since the client went just before."""
         try:
-            if task:
-                task.close_body()
+            task.close_body()
         except Exception:
             log.exception("a wait whose client went could not be ended")
 
-    def _park(self, waiter: Waiter) -> None:
-        assert self._task
-        headers = self._task.request.headers  # of which only this is needed for the answer
-        self._task.request.headers = {name: headers[name] for name in ("CONNECTION",) if name in headers}
-        self._parked = self._task, waiter
+    def _park(self, task: Task, waiter: Waiter) -> None:
+        headers = task.request.headers  # of which only this is needed for the answer
+        task.request.headers = {name: headers[name] for name in ("CONNECTION",) if name in headers}
+        self._parked = task, waiter
         self._arm(waiter)
 
     def _arm(self, waiter: Waiter) -> None:
@@ -255,6 +252,19 @@ class Channel(HTTPChannel):
         if self.total_outbufs_len or self.will_close:
             self.server.loop.changed(self)
         return written
+
+    def send_continue(self) -> None:
+        """Of a thread, too, and so not by what waitress does, which closes the connection where the client has gone:
+        that is for the main loop alone, which may ask the system about it at that moment."""
+        self.request.expect_continue = self.request.completed = False
+        self.sent_continue = True
+        with contextlib.suppress(ClientDisconnected):
+            self.write_soon(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _flush_some(self, do_close: bool = True) -> bool:
+        with self.outbuf_lock:  # waitress takes none when there is no request, but then a thread may `send_continue`
+            flushed: bool = super()._flush_some(do_close)
+        return flushed
 
     def _flush_outbufs_below_high_watermark(self) -> None:
         """Waitress would block a thread here. There is no need: nothing more is read before all is written."""
