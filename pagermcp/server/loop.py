@@ -101,13 +101,13 @@ class Loop:
     def call_at(self, connection: Connected, deadline: float) -> None:
         """Have its `handle_deadline` called then, and not at the time set before."""
         with self._lock:
-            connection.deadline = deadline
-            if deadline == math.inf:
+            known, connection.deadline = connection.deadline == deadline, deadline
+            if known or deadline == math.inf:  # one who is woken for nothing waits on until the same time
                 return
             first = not self._deadlines or deadline < self._deadlines[0][0]
             heapq.heappush(self._deadlines, (deadline, next(self._count), connection))
             if len(self._deadlines) > 2 * len(self._sockets) + _STALE_DEADLINES:
-                self._deadlines = [entry for entry in self._deadlines if entry[2].deadline == entry[0]]
+                self._deadlines = list({e[2]: e for e in self._deadlines if e[2].deadline == e[0]}.values())
                 heapq.heapify(self._deadlines)
         if first and deadline < time.monotonic() + _LONGEST_TURN_SECONDS:
             self._pull_trigger()
@@ -166,6 +166,8 @@ class Loop:
         now = time.monotonic()
         while self._next_deadline() <= now:
             with self._lock:
+                if self._next_deadline() > now:  # the one seen before was out of date, and has been swept out
+                    return
                 deadline, _, connection = heapq.heappop(self._deadlines)
                 if connection.deadline != deadline:
                     continue
