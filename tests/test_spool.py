@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import NOBODY, REPOSITORY, as_root, as_user, new_key, number
 
-from pagermcp.spool import Spool, SpoolFull, SpoolRefused
+from pagermcp.spool import Spool, SpoolRefused
 from pagermcp.spool.spool import _DIRECTORIES, FORMAT, GUIDE
 
 
@@ -159,23 +159,3 @@ def test_the_folders_readme_explains_what_the_format_file_explains() -> None:
 def test_a_probe_leaves_nothing_behind(spool: Spool) -> None:
     spool.probe()
     assert os.listdir(spool.path("tmp")) == []
-
-
-def test_the_disk_is_not_asked_for_every_page_but_soon_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spool = Spool(str(tmp_path / "spool"))
-    asked = []
-    monkeypatch.setattr(spool, "shortage", lambda times: asked.append(times))
-    passed = time.monotonic()
-    for seconds, times in ((0, 1), (0.05, 1), (0.11, 2), (0.12, 2), (3, 3)):
-        monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: passed + seconds)
-        spool.check_room()
-        assert len(asked) == times
-
-
-def test_a_disk_that_is_nearly_full_is_asked_for_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spool = Spool(str(tmp_path / "spool"))
-    monkeypatch.setattr(spool, "shortage", lambda times: None if times == 1 else "little is free")
-    spool.check_room()
-    monkeypatch.setattr(spool, "shortage", lambda times: "none is free")
-    with pytest.raises(SpoolFull):
-        spool.check_room()

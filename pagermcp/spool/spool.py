@@ -53,7 +53,6 @@ _ADOPTED = "adopt-"
 _ADOPTED_NAME = re.compile(rf"{_ADOPTED}(?:([0-9a-f])-)?([0-9a-f-]{{36}})-(.+)", re.ASCII)
 _LEFT_OVER_SECONDS = 600
 _MIN_FREE_INODES = 1000
-_ASK_FOR_ROOM_SECONDS = 0.1
 _RETRY_SECONDS = 60.0
 _LOCKS = 256
 _ALONE_PATIENCE_SECONDS = 3.0
@@ -106,7 +105,6 @@ class Spool:
         self.clock = clock or Clock()
         self.agenda = Agenda()
         self._min_free_bytes = min_free_bytes
-        self._enough_until = 0.0  # monotonic; until then there is room enough on the disk
         self.room_hours = room_hours
         self._mailboxes: dict[str, Mailbox] = {}
         self._rooms: dict[str, Room] = {}
@@ -171,19 +169,13 @@ class Spool:
         return sorted(filter(_DAY.fullmatch, names), reverse=True)
 
     def check_room(self) -> None:
-        """Raises SpoolFull when a page must be refused, and OSError when the disk does not answer.
-
-        While there is room enough the disk is asked ten times a second, and not for each page."""
-        if time.monotonic() < self._enough_until:
-            return
+        """Raises SpoolFull when a page must be refused, and OSError when the disk does not answer."""
         if self.shortage(2):
             self.pressed.set()
             if self.shortage(1):
                 self.make_room()
                 if problem := self.shortage(1):
                     raise SpoolFull(problem)
-        else:
-            self._enough_until = time.monotonic() + _ASK_FOR_ROOM_SECONDS
 
     def shortage(self, times: int) -> str | None:
         """What the disk has too little of, to keep free `times` what is kept free; None when there is enough."""
