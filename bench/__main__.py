@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import resource
-import shutil
 import signal
 import statistics
 import subprocess
@@ -98,14 +97,12 @@ def chosen(todo: list[Step], relays: list[Variant], only: list[str]) -> tuple[li
 
 def measure(step: Step, relay: Variant, folder: Path, values: Values, notes: list[str]) -> None:
     """Do the step and add what came out."""
-    own = folder / relay.name
-    own.mkdir(mode=0o700)
+    own = Path(tempfile.mkdtemp(prefix=f"{relay.name}-", dir=folder))  # to the end: ext4 is slow where it just deleted
     result: list[float | None]
     try:
         result, told = step.measure(relay, own)
     except Cannot as error:
         result, told = [], [f"- : {error}"]
-    shutil.rmtree(own)
     for place, figure in enumerate(step.figures):
         value = result[place] if place < len(result) else None
         values.setdefault(figure, {}).setdefault(relay.name, []).append(value)

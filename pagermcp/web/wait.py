@@ -62,10 +62,13 @@ class Place:
         self, relay: Services, mailbox: Mailbox, connection: Connection, taking: bool = True, name: str | None = None
     ) -> None:
         self._relay, self._mailbox, self._connection = relay, mailbox, connection
+        mailbox.make()  # so that there is something to watch before the first look
+        relay.watcher.watch(mailbox.number)
         self.waiter = relay.switchboard.enter(mailbox.number, taking, name)
 
     def wait(self, until: float, look: Callable[[], T]) -> Generator[Waiter, None, T]:
         """What `look` finds when it finds something, or at the monotonic time `until`. Raises WaitEnded."""
+        woken = False
         while True:
             if self._connection.gone():
                 hint = "keep it open until the answer has come"
@@ -78,10 +81,12 @@ class Place:
             found = look()
             if found or time.monotonic() >= until:
                 return found
-            self._mailbox.make()  # somebody may have removed it
+            if woken:
+                self._mailbox.make()  # somebody may have removed it, which wakes who waits
+                self._relay.watcher.watch(self._mailbox.number)
             self._mailbox.note_read()
-            self._relay.watcher.watch(self._mailbox.number)
             yield self.waiter.parked(min(until, self._mailbox.settles_at))
+            woken = True
 
     def close(self) -> None:
         self._relay.switchboard.leave(self.waiter)
@@ -104,8 +109,6 @@ class Wait:
     def _steps(self) -> Steps:
         self._place = Place(self._relay, self._mailbox, self._connection)
         try:
-            self._mailbox.make()  # so that there is something to watch before the first look
-            self._relay.watcher.watch(self._mailbox.number)
             quiet = time.monotonic() + self._terms.quiet
             pages = yield from self._next(self._place, min(self._until, quiet))
             if not pages and time.monotonic() < self._until:
