@@ -17,6 +17,14 @@ from test_parking import fill
 STOP_SECONDS = 3.0
 ALLOWANCE_SECONDS = 2.0  # for a machine that does other things, too
 
+STUCK_DISK = """
+import os, threading
+from pagermcp.spool import Janitor
+fsync, stop, pause = os.fsync, Janitor.stop, threading.Event()
+os.fsync = lambda file: (pause.wait(1.5), fsync(file))[1]
+Janitor.stop = lambda janitor: (stop(janitor), pause.wait(4))[0]  # the process lives on for as long
+"""
+
 
 def stops(relay: Relay, how: signal.Signals = signal.SIGTERM) -> None:
     """Tell the relay to stop, and see that it does, in time."""
@@ -179,6 +187,16 @@ def refuses(relay: Relay) -> bool:
     except ConnectionRefusedError:
         return True
     return False
+
+
+def test_a_request_that_takes_longer_than_the_stop_is_no_fault(start_relay: Callable[..., Relay]) -> None:
+    relay = start_relay(prelude=STUCK_DISK)
+    with raw.many(relay, 4) as clients:
+        for client in clients:
+            client.ask("POST", "/notify", new_key(), b"on a disk that hangs")
+        threading.Event().wait(0.3)
+        assert relay.stop() == 0
+    assert re.findall("Traceback|ERROR.*", relay.log.read_text()) == []
 
 
 def test_while_it_stops_nobody_new_comes_in_and_a_second_signal_changes_nothing(

@@ -14,7 +14,7 @@ class Connection:
 
     def __init__(self) -> None:
         self.deadline = math.inf
-        self._fileno = 5
+        self._fileno: int | None = 5
         self.met: list[float] = []
 
     def readable(self) -> bool:

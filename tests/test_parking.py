@@ -557,6 +557,21 @@ def others_are_served(relay: Relay) -> int:
         return relay.threads()
 
 
+def test_one_who_takes_long_to_read_does_not_keep_a_page_from_who_waits_behind_him(relay: Relay) -> None:
+    for _ in range(5):
+        key = new_key()
+        fill(relay, key, 100)
+        with Raw(relay, buffer=4096) as slow, Raw(relay) as other, Raw(relay) as sender:
+            slow.ask("GET", "/wait?max=100", key)
+            slow.receive()
+            other.ask("GET", "/wait?timeout=60", key)
+            threading.Event().wait(0.3)  # it waits by then; to ask would be a ring
+            began = time.monotonic()
+            id = sender.notify(key)
+            assert taken(other.answer()) == [id]
+            assert time.monotonic() - began < 0.25  # and not with the next sweep
+
+
 @pytest.mark.parametrize("missing", ["headers", "body"])
 def test_forty_who_stall_in_the_middle_of_their_request_stop_nobody(relay: Relay, key: str, missing: str) -> None:
     whole = raw.request("POST", "/notify", key, b"at last")

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from waitress import wasyncore
 from waitress.adjustments import Adjustments
 
 import pagermcp
@@ -209,7 +208,7 @@ class Server:
         for channel in self._channels():
             channel.handle_close()  # who waits is woken by that, and gives back its pages
         self._pool.stop(_STOP_SECONDS / 4)
-        wasyncore.close_all(self._sockets)
+        # the triggers stay open: a thread that is still at it pulls one, and must not write to who has its number then
 
     def _busy(self) -> bool:
         return any(channel.requests or channel.total_outbufs_len for channel in self._channels())

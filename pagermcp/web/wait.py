@@ -65,6 +65,7 @@ class Place:
         mailbox.make()  # so that there is something to watch before the first look
         relay.watcher.watch(mailbox.number)
         self.waiter = relay.switchboard.enter(mailbox.number, taking, name)
+        self._left = False
 
     def wait(self, until: float, look: Callable[[], T]) -> Generator[Waiter, None, T]:
         """What `look` finds when it finds something, or at the monotonic time `until`. Raises WaitEnded."""
@@ -89,7 +90,10 @@ class Place:
             woken = True
 
     def close(self) -> None:
-        self._relay.switchboard.leave(self.waiter)
+        """Leave, if it has not left yet."""
+        if not self._left:
+            self._left = True
+            self._relay.switchboard.leave(self.waiter)
 
 
 class Wait:
@@ -157,8 +161,9 @@ class Wait:
     def _next(self, place: Place, until: float) -> Generator[Waiter, None, list[Page]]:
         """The pages whose turn it is; none when none come in time. Raises WaitEnded."""
         pages = yield from place.wait(until, self._claim)
-        if pages and self._relay.switchboard.waiting(self._mailbox.number) > 1:
-            self._relay.switchboard.ring(self._mailbox.number)  # one ring may have stood for several pages
+        if pages:
+            place.close()  # a ring that came to it while it hands them over, which may take long, would wake nobody
+            self._relay.switchboard.ring(self._mailbox.number)  # and one may have stood for several pages
         return pages
 
     def _claim(self) -> list[Page]:
