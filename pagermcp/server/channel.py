@@ -237,7 +237,7 @@ class Channel(HTTPChannel):
         elif not self.connected or waiter.until <= time.monotonic():  # before there was something to wake
             waiter.wake()
         elif waiter.beat_at <= time.monotonic():
-            loop.call_at(self, waiter.beat_at)
+            loop.call_at(self, min(waiter.until, waiter.beat_at))
 
     def _resume(self) -> None:
         self.server.add_task(self)
@@ -346,7 +346,10 @@ class Channel(HTTPChannel):
 
     def handle_read(self) -> None:
         if self._lingers_until:
-            self.recv(_FORGET_BYTES)  # which closes at the end
+            try:
+                self.recv(_FORGET_BYTES)  # which closes at the end
+            except OSError:  # such as a time-out, or no way to the client any more
+                self.handle_close()
         else:
             super().handle_read()
 

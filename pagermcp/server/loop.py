@@ -7,6 +7,7 @@ them that was 63 posts/s where asking only the changed ones did 600 (notes/spool
 import collections
 import heapq
 import itertools
+import logging
 import math
 import select
 import threading
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from waitress import wasyncore
+
+log = logging.getLogger("pagermcp")
 
 _NOTHING = -1
 _LONGEST_TURN_SECONDS = 1.0  # for what goes by the time of day in waitress
@@ -152,10 +155,15 @@ class Loop:
             wanted, asked = _wanted(socket), getattr(socket, "asked", _NOTHING)
             if asked == wanted:
                 return
-            if asked == _NOTHING:
-                self._poller.register(descriptor, wanted)
-            else:
-                self._poller.modify(descriptor, wanted)
+            try:
+                if asked == _NOTHING:
+                    self._poller.register(descriptor, wanted)
+                else:
+                    self._poller.modify(descriptor, wanted)
+            except OSError as error:  # no memory, or as many watches as may be: one connection less, and not all
+                log.warning("a connection could not be watched: %s", error.strerror)
+                socket.handle_close()
+                return
             socket.asked = wanted  # and once more: a thread may have changed what it wants, and have seen the old
 
     def _next_deadline(self) -> float:
@@ -173,5 +181,9 @@ class Loop:
                     continue
                 connection.deadline = math.inf
             if connection._fileno is not None:
-                connection.handle_deadline()
+                try:
+                    connection.handle_deadline()
+                except Exception:  # a fault of one connection, as in waitress: it must not end the relay
+                    log.exception("a deadline could not be met")
+                    connection.handle_close()
                 self._ask(connection)

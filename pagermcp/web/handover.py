@@ -38,13 +38,20 @@ class Handover:
             yield waiter.parked(time.monotonic() + HANDOVER_SECONDS / 2)
             waiter.about_to_look()
             if not self._leased:
-                for page in self._pages:
-                    self._mailbox.lease(page.name, HANDOVER_SECONDS)  # it takes long, but it goes on
+                self._renew()
         if not flushed:
             raise ConnectionAbortedError
         self._written = True
         if not self._leased:
             self._acknowledge()
+
+    def _renew(self) -> None:
+        """It takes long, but it goes on."""
+        for page in self._pages:
+            try:
+                self._mailbox.lease(page.name, HANDOVER_SECONDS)
+            except OSError:  # he gets them all the same; were they withdrawn now, they would surely come twice
+                log.exception("%s: the lease of %s could not be renewed", self._mailbox.number, page.id)
 
     def _acknowledge(self) -> None:
         for page in self._pages:
