@@ -50,6 +50,7 @@ def test_the_button_shows_a_key_and_a_number_and_fills_the_examples_with_the_num
 ) -> None:
     key = mailbox(start)
     assert start.locator("#number").inner_text() == number(key)
+    assert example(start, "to") == f"{relay.url}/to/{number(key)}"
     assert relay.new(key).is_dir()
     for id in SEND:
         assert number(key) in example(start, id)
