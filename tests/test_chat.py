@@ -50,11 +50,10 @@ def test_clearing_takes_two_clicks_and_the_archive_has_it_then(relay: Relay, pag
     talk.say("a", "one")
     page.goto(f"{relay.url}/chat")
     expect(page.locator("#log li")).to_have_count(1)
-    page.click("#clear")
+    page.evaluate("const clear = document.getElementById('clear'); clear.click(); clear.click()")  # a double click
     expect(page.locator("#clear")).to_have_text("Really clear?")
-    page.click("#clear")  # too soon, as in a double click
-    page.wait_for_timeout(600)
     assert len(talk.heard()) == 1
+    page.wait_for_timeout(600)
     page.click("#clear")
     expect(page.locator("#log li")).to_have_count(0)
     assert talk.heard() == []
