@@ -1,44 +1,17 @@
 """GET /chat, in a real browser."""
 
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from conftest import Relay, new_key, require, until
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from browsing import PLAIN, axe, fits, shoot
+from conftest import Relay, new_key, until
+from playwright.sync_api import Page, expect
 from test_rooms import Talk
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    chromium = require("chromium", "chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
 def relay(start_relay: Callable[..., Relay]) -> Relay:
     return start_relay(PAGERMCP_ROOM="open", HOST="0.0.0.0")
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 390, "height": 800})
-    page = context.new_page()
-    faults: list[str] = []
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    yield page
-    context.close()
-    assert faults == []
-
-
-def shots() -> Path | None:
-    """Where to keep screenshots, for whoever wants to look."""
-    folder = os.environ.get("PAGERMCP_SHOTS")
-    return Path(folder) if folder else None
 
 
 def test_the_log_is_live_and_the_user_can_answer(relay: Relay, page: Page) -> None:
@@ -54,12 +27,7 @@ def test_the_log_is_live_and_the_user_can_answer(relay: Relay, page: Page) -> No
     page.press("#body", "Enter")
     expect(page.locator("#log li.mine")).to_contain_text("an answer")
     assert talk.heard(for_="vps")[-1] == {**talk.heard()[-1], "from": "user", "to": "vps", "body": "an answer"}
-    if folder := shots():
-        for width in (390, 1280):
-            for scheme in ("light", "dark"):
-                page.set_viewport_size({"width": width, "height": 800})
-                page.emulate_media(color_scheme="light" if scheme == "light" else "dark")
-                page.screenshot(path=folder / f"chat-{width}-{scheme}.png")
+    shoot(page, "chat", full_page=False)
 
 
 def test_text_from_others_stays_text(relay: Relay, page: Page) -> None:
@@ -82,11 +50,10 @@ def test_clearing_takes_two_clicks_and_the_archive_has_it_then(relay: Relay, pag
     talk.say("a", "one")
     page.goto(f"{relay.url}/chat")
     expect(page.locator("#log li")).to_have_count(1)
-    page.click("#clear")
+    page.evaluate("const clear = document.getElementById('clear'); clear.click(); clear.click()")  # a double click
     expect(page.locator("#clear")).to_have_text("Really clear?")
-    page.click("#clear")  # too soon, as in a double click
-    page.wait_for_timeout(600)
     assert len(talk.heard()) == 1
+    page.wait_for_timeout(600)
     page.click("#clear")
     expect(page.locator("#log li")).to_have_count(0)
     assert talk.heard() == []
@@ -139,8 +106,42 @@ def test_a_keyed_room_asks_for_its_key_and_keeps_it_out_of_the_url(
     assert key not in relay.log.read_text()
 
 
+def test_a_keyed_room_works_over_plain_http_with_the_keyboard_alone(
+    start_relay: Callable[..., Relay], page: Page, key: str
+) -> None:
+    relay = start_relay()
+    page.goto(f"http://{PLAIN}:{relay.port}/chat")
+    expect(page.locator("#key")).to_be_visible()
+    expect(page.locator("#state")).to_have_text("There is no open room here. Enter the key of one.")
+    expect(page.locator("#say")).to_be_hidden()
+    axe(page)
+    assert fits(page)
+    shoot(page, "chat-key", full_page=False)
+    page.get_by_label("The room's key").focus()
+    page.keyboard.type(key)
+    page.keyboard.press("Enter")
+    expect(page.locator("#key")).to_be_hidden()
+    page.get_by_label("Message", exact=True).focus()
+    page.keyboard.type("hello")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Send as user")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#log .body")).to_have_text("hello")
+    assert Talk(relay, key).heard()[0]["body"] == "hello"
+
+
 def test_the_start_page_has_the_line_that_installs_the_skill(relay: Relay, page: Page) -> None:
     page.goto(relay.url)
     expect(page.locator("main")).to_contain_text(f"curl -fsSL {relay.url}/install.sh | sh")
-    page.click("a[href='/chat']")
+    page.click("main a[href='chat']")
     assert until(lambda: page.url.endswith("/chat"))
+
+
+def test_it_is_accessible_and_fits_a_phone(relay: Relay, page: Page) -> None:
+    Talk(relay).say("desktop", "a " + "long" * 100)
+    page.goto(f"{relay.url}/chat")
+    expect(page.locator("#log li")).to_have_count(1)
+    assert fits(page)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme="light" if scheme == "light" else "dark")
+        axe(page)
