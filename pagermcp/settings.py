@@ -36,7 +36,7 @@ def _setting(
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What an operator may change. Sizes in bytes, times in seconds. What is secret is no option, and is never shown."""
+    """What an operator may change. Sizes in bytes, times in seconds. A secret is no option, and never shown."""
 
     host: str = _setting(
         "127.0.0.1", "HOST", "Address to listen on; 0.0.0.0 for every network, behind a proxy with TLS."
@@ -139,7 +139,7 @@ def _parse(field: dataclasses.Field[Any], text: str) -> Any:
         raise InvalidSetting(f"{name}={text!r}: must be {' or '.join(rule['choices'])}")
     if not re.fullmatch(rule["pattern"], text):
         if rule["secret"]:
-            raise InvalidSetting(f"{name}: must be 16 to 256 letters, digits and ._~+/=-, as of: openssl rand -base64 24")
+            raise InvalidSetting(f"{name}: must be 16 to 256 letters, digits, or ._~+/=- (openssl rand -base64 24)")
         raise InvalidSetting(f"{name}={text!r}: must be a plain URL, as in https://pager.example.org")
     if not isinstance(field.default, int):
         return text
