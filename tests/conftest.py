@@ -23,6 +23,8 @@ from filelock import FileLock
 from pagermcp.address import number_of
 from pagermcp.spool import Spool
 
+pytest_plugins = ["browsing"]
+
 REPOSITORY = Path(__file__).parent.parent
 NOBODY = 65534
 RELAY_IMPORTS = "import encodings.idna, pagermcp.server; from pagermcp.cli import main"  # before it may read nothing
@@ -81,10 +83,11 @@ def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
 
 def require(tool: str, package: str) -> str:
     """The path of an outside tool. Without it the test is skipped, or fails where PAGERMCP_STRICT is set."""
-    return shutil.which(tool) or _missing(f"{tool} is missing: apt-get install -y {package}")
+    return shutil.which(tool) or missing(f"{tool} is missing: apt-get install -y {package}")
 
 
-def _missing(reason: str) -> NoReturn:
+def missing(reason: str) -> NoReturn:
+    """Skip the test, or fail where PAGERMCP_STRICT is set."""
     if os.environ.get("PAGERMCP_STRICT"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -109,11 +112,11 @@ def from_npm(package: str, version: str, pattern: str) -> str:
         if path := fetched():
             return path
         if not os.environ.get("PAGERMCP_STRICT"):
-            _missing(f"{package} is not there; it is fetched where PAGERMCP_STRICT is set")
+            missing(f"{package} is not there; it is fetched where PAGERMCP_STRICT is set")
         command = [require("npm", "npm"), "install", "--ignore-scripts", "--no-audit", "--no-fund"]
         fetch = [*command, "--prefix", folder, f"{package}@{version}"]
         done = subprocess.run(fetch, capture_output=True, text=True, timeout=900)
-        return fetched() or _missing(f"{package} {version} can't be fetched for this machine: {done.stderr[-500:]}")
+        return fetched() or missing(f"{package} {version} can't be fetched for this machine: {done.stderr[-500:]}")
 
 
 def as_user(user: int, imports: str, script: str) -> list[str]:

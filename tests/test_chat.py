@@ -1,44 +1,17 @@
 """GET /chat, in a real browser."""
 
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from conftest import Relay, new_key, require, until
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from browsing import axe, fits, shoot
+from conftest import Relay, new_key, until
+from playwright.sync_api import Page, expect
 from test_rooms import Talk
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    chromium = require("chromium", "chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
 def relay(start_relay: Callable[..., Relay]) -> Relay:
     return start_relay(PAGERMCP_ROOM="open", HOST="0.0.0.0")
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 390, "height": 800})
-    page = context.new_page()
-    faults: list[str] = []
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    yield page
-    context.close()
-    assert faults == []
-
-
-def shots() -> Path | None:
-    """Where to keep screenshots, for whoever wants to look."""
-    folder = os.environ.get("PAGERMCP_SHOTS")
-    return Path(folder) if folder else None
 
 
 def test_the_log_is_live_and_the_user_can_answer(relay: Relay, page: Page) -> None:
@@ -54,12 +27,7 @@ def test_the_log_is_live_and_the_user_can_answer(relay: Relay, page: Page) -> No
     page.press("#body", "Enter")
     expect(page.locator("#log li.mine")).to_contain_text("an answer")
     assert talk.heard(for_="vps")[-1] == {**talk.heard()[-1], "from": "user", "to": "vps", "body": "an answer"}
-    if folder := shots():
-        for width in (390, 1280):
-            for scheme in ("light", "dark"):
-                page.set_viewport_size({"width": width, "height": 800})
-                page.emulate_media(color_scheme="light" if scheme == "light" else "dark")
-                page.screenshot(path=folder / f"chat-{width}-{scheme}.png")
+    shoot(page, "chat", full_page=False)
 
 
 def test_text_from_others_stays_text(relay: Relay, page: Page) -> None:
@@ -142,5 +110,15 @@ def test_a_keyed_room_asks_for_its_key_and_keeps_it_out_of_the_url(
 def test_the_start_page_has_the_line_that_installs_the_skill(relay: Relay, page: Page) -> None:
     page.goto(relay.url)
     expect(page.locator("main")).to_contain_text(f"curl -fsSL {relay.url}/install.sh | sh")
-    page.click("a[href='/chat']")
+    page.click("main a[href='chat']")
     assert until(lambda: page.url.endswith("/chat"))
+
+
+def test_it_is_accessible_and_fits_a_phone(relay: Relay, page: Page) -> None:
+    Talk(relay).say("desktop", "a " + "long" * 100)
+    page.goto(f"{relay.url}/chat")
+    expect(page.locator("#log li")).to_have_count(1)
+    assert fits(page)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme="light" if scheme == "light" else "dark")
+        axe(page)

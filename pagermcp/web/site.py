@@ -3,20 +3,17 @@
 import importlib.resources
 import re
 
-from flask import Blueprint, Response, current_app, render_template, request
+from flask import Blueprint, Response, current_app, request
 
 import pagermcp
 from pagermcp.web.answers import NO_STORE, answer
 from pagermcp.web.errors import Refused
+from pagermcp.web.frame import framed
 from pagermcp.web.health import Health
 from pagermcp.web.services import services
 
 _SHARE = importlib.resources.files("pagermcp") / "share"
 _DEFAULT_URL = "http://127.0.0.1:8080"  # what the files in share/ name, so that they also work as they lie there
-_POLICY = (
-    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 _HOST = re.compile(r"[A-Za-z0-9.:\[\]-]+")
 
 blueprint = Blueprint("site", __name__)
@@ -25,14 +22,13 @@ blueprint = Blueprint("site", __name__)
 @blueprint.get("/")
 def start() -> Response:
     """What this is, with commands that work from where the page is read."""
-    page = render_template("start.html", url=own_url(), version=pagermcp.__version__)
-    return Response(page, 200, {**NO_STORE, "Content-Security-Policy": _POLICY})
+    return framed("start.html", url=own_url())
 
 
 @blueprint.get("/chat")
 def chat() -> Response:
     """The room, for people."""
-    return Response(render_template("chat.html"), 200, {**NO_STORE, "Content-Security-Policy": _POLICY})
+    return framed("chat.html", url=own_url())
 
 
 @blueprint.get("/sample/pager.sh", defaults={"name": "pager.sh"})

@@ -1,29 +1,20 @@
 // The room's page: the log by long poll, who is there, posting as `user`. Text from others is only ever set as text.
 
+import { ask, keep, kept, part } from "./common.js";
+
 const ME = "user";
+const ROOM_KEY = "pagermcp room key"; // in sessionStorage
 const WAIT_SECONDS = 50;
 const SHOWN = 500; // messages on the page
 const element = (id) => document.getElementById(id);
 const log = element("log");
 
-let key = "";
-try {
-  key = sessionStorage.getItem("pagermcp room key") ?? "";
-} catch {} // a browser that keeps nothing
-
+let key = kept(ROOM_KEY);
 let last = 0; // the id of the latest message that was shown
 let archive = false;
 let turn = 0; // rises with each change of view, so that answers to earlier questions are dropped
 
-async function ask(path, options = {}) {
-  const headers = { ...(key && { Authorization: `Bearer ${key}` }), ...options.headers };
-  const response = await fetch(`/api/${path}`, { cache: "no-store", ...options, headers });
-  const answer = await response.json();
-  if (!response.ok) {
-    throw Object.assign(new Error(`${answer.error.message} (${answer.error.hint})`), { status: response.status });
-  }
-  return answer;
-}
+const room = (path, options) => ask(`api/${path}`, { key, ...options });
 
 function say(text) {
   element("state").textContent = text;
@@ -32,13 +23,6 @@ function say(text) {
 function tell(error) {
   if (error.status === 401 || error.status === 403) element("key").hidden = false;
   say(error.message);
-}
-
-function part(tag, name, text) {
-  const made = document.createElement(tag);
-  made.className = name;
-  made.textContent = text;
-  return made;
 }
 
 function show(messages) {
@@ -66,7 +50,7 @@ async function follow() {
   let query = archive ? `archived=1&limit=${SHOWN}` : `limit=${SHOWN}`;
   while (mine === turn) {
     try {
-      const { messages } = await ask(`messages?${query}`);
+      const { messages } = await room(`messages?${query}`);
       if (mine !== turn) return;
       element("key").hidden = true;
       show(messages);
@@ -88,7 +72,7 @@ async function look() {
   const mine = turn;
   const until = last;
   try {
-    const { agents } = await ask("agents");
+    const { agents } = await room("agents");
     const text = agents.map((agent) => {
       const seen = new Date(agent.last_seen).toLocaleTimeString();
       return agent.listening ? `${agent.name} (listening)` : `${agent.name} (seen ${seen})`;
@@ -96,7 +80,7 @@ async function look() {
     element("agents").textContent = text.join(", ") || "Nobody has been here yet.";
     element("names").replaceChildren(...agents.map((agent) => Object.assign(part("option", "", ""), { value: agent.name })));
     if (archive) return;
-    const { messages } = await ask("messages?since=0&limit=1"); // what was cleared, also by others, goes from the page
+    const { messages } = await room("messages?since=0&limit=1"); // what was cleared, also by others, goes from the page
     if (mine !== turn) return;
     const first = messages.length ? messages[0].id : Infinity;
     for (const item of [...log.children]) {
@@ -111,11 +95,7 @@ element("say").addEventListener("submit", async (event) => {
   if (!body.value.trim()) return;
   const message = { from: ME, body: body.value, ...(element("to").value.trim() && { to: element("to").value.trim() }) };
   try {
-    await ask("messages", {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(message),
-    });
+    await room("messages", { json: message });
     body.value = "";
     body.focus();
   } catch (error) {
@@ -152,7 +132,7 @@ element("clear").addEventListener("click", async () => {
   if (Date.now() - asked < 500) return;
   button.textContent = "Clear";
   try {
-    await ask("messages/clear", { method: "POST" });
+    await room("messages/clear", { method: "POST" });
     follow();
   } catch (error) {
     tell(error);
@@ -162,9 +142,7 @@ element("clear").addEventListener("click", async () => {
 element("key").addEventListener("submit", (event) => {
   event.preventDefault();
   key = element("key-text").value.trim();
-  try {
-    sessionStorage.setItem("pagermcp room key", key);
-  } catch {}
+  keep(ROOM_KEY, key);
   follow();
   look();
 });
