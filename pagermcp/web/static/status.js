@@ -28,16 +28,18 @@ function state(word, good) {
   return part("span", `state ${good ? "good" : "warn"}`, word);
 }
 
-/** Rows of a table: a name, and what stands beside it, which are texts or elements. */
+/** Rows of a table: a name, and what stands beside it, which are texts or elements; a table that stacks labels them. */
 function fill(id, rows) {
+  const labels = [...(element(id).closest("table.stacks")?.tHead.rows[0].cells ?? [])].slice(1);
   element(id).replaceChildren(
     ...rows.map(([name, ...values]) => {
       const row = part("tr");
       const head = part("th", "", name);
       head.scope = "row";
       row.append(head);
-      for (const value of values) {
+      for (const [place, value] of values.entries()) {
         const cell = part("td", "number");
+        if (labels.length) cell.dataset.label = labels[place].textContent;
         cell.append(value);
         row.append(cell);
       }
