@@ -236,7 +236,9 @@ def test_the_protocol_shows_every_field(relay: Relay) -> None:
     def fields(value: Any) -> Any:
         return {name: fields(inner) for name, inner in value.items()} if isinstance(value, dict) else None
 
-    assert fields(json.loads(shown)) == fields(figures(relay))
+    said = figures(relay)
+    assert fields(json.loads(shown)) == fields(said)
+    assert len(said["pages_per_minute"]) == MINUTES
 
 
 # The page
