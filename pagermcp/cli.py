@@ -81,6 +81,8 @@ def main(context: click.Context) -> None:
 def _setting_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for field in reversed(dataclasses.fields(Settings)):
         rule = field.metadata
+        if rule["secret"]:
+            continue
         default = f"; default {field.default}" if field.default != "" else ""
         function = click.option(
             f"--{field.name.replace('_', '-')}",
@@ -90,7 +92,14 @@ def _setting_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@main.command()
+_SECRETS = [
+    f"{field.metadata['variable']}: {field.metadata['reason']}"
+    for field in dataclasses.fields(Settings)
+    if field.metadata["secret"]
+]
+
+
+@main.command(epilog=f"Only as a variable, since whoever lists processes sees options: {' '.join(_SECRETS)}")
 @_setting_options
 def serve(**options: str | None) -> None:
     """Run the relay. Each option can also be set by the variable named behind it.

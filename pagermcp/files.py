@@ -12,6 +12,8 @@ import stat
 import sys
 import time
 
+from pagermcp.measures import MEASURES
+
 NOT_FOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -38,7 +40,13 @@ def _fill(descriptor: int, path: str, content: bytes, mode: int) -> None:
     if mode & ~0o600:
         os.fchmod(descriptor, mode)  # the umask may have taken the group's right
     _step("fsync", path)
-    os.fsync(descriptor)  # never tried again on this descriptor: a second one would lie (Rebello, ATC 2020)
+    _fsync(descriptor)  # never tried again on this descriptor: a second one would lie (Rebello, ATC 2020)
+
+
+def _fsync(descriptor: int) -> None:
+    began = time.perf_counter()
+    os.fsync(descriptor)
+    MEASURES.observe("fsync", time.perf_counter() - began)
 
 
 class Draft:
@@ -229,7 +237,7 @@ def sync_directory(path: str) -> None:
     _step("fsync directory", path)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | NOT_FOLLOWED)
     try:
-        os.fsync(descriptor)
+        _fsync(descriptor)
     finally:
         os.close(descriptor)
 

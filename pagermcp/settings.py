@@ -27,15 +27,16 @@ def _setting(
     high: float = math.inf,
     choices: tuple[str, ...] = (),
     pattern: str = "(?s:.*)",
+    secret: bool = False,
 ) -> Any:
     bounds = {"low": low, "high": high, "choices": choices, "pattern": pattern}
-    metadata = {"variable": variable, "reason": reason, **bounds}
-    return dataclasses.field(default=default, metadata=metadata)
+    metadata = {"variable": variable, "reason": reason, "secret": secret, **bounds}
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What an operator may change. Sizes in bytes, times in seconds."""
+    """What an operator may change. Sizes in bytes, times in seconds. A secret is no option, and never shown."""
 
     host: str = _setting(
         "127.0.0.1", "HOST", "Address to listen on; 0.0.0.0 for every network, behind a proxy with TLS."
@@ -90,6 +91,16 @@ class Settings:
     workers: int = _setting(
         1, "PAGERMCP_WORKERS", "Processes that serve together, so that more CPU cores are of use.", low=1, high=16
     )
+    operator_token: str = _setting(
+        "",
+        "PAGERMCP_OPERATOR_TOKEN",
+        "Who has this secret sees /status and /metrics, which are 404 without it.",
+        pattern=r"[A-Za-z0-9._~+/=-]{16,256}",
+        secret=True,
+    )
+    operator_token_file: str = _setting(
+        "", "PAGERMCP_OPERATOR_TOKEN_FILE", "A file with that secret, which no process list or environment shows then."
+    )
     build: str = _setting("source", "PAGERMCP_BUILD", "What /version calls this build; images set it to their commit.")
 
     @classmethod
@@ -102,7 +113,23 @@ class Settings:
             text = (options or {}).get(field.name) or environment.get(field.metadata["variable"], "").strip()
             if text:
                 values[field.name] = _parse(field, text)
+        if path := values.get("operator_token_file"):
+            if "operator_token" in values:
+                raise InvalidSetting("PAGERMCP_OPERATOR_TOKEN and PAGERMCP_OPERATOR_TOKEN_FILE: set one of them")
+            values["operator_token"] = _parse(_TOKEN, _content(path))
         return cls(**values)
+
+
+_TOKEN = next(field for field in dataclasses.fields(Settings) if field.name == "operator_token")
+
+
+def _content(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4096).decode().strip()
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or "not a text"
+        raise InvalidSetting(f"PAGERMCP_OPERATOR_TOKEN_FILE={path!r}: can't be read: {reason}") from None
 
 
 def _parse(field: dataclasses.Field[Any], text: str) -> Any:
@@ -111,6 +138,8 @@ def _parse(field: dataclasses.Field[Any], text: str) -> Any:
     if rule["choices"] and text not in rule["choices"]:
         raise InvalidSetting(f"{name}={text!r}: must be {' or '.join(rule['choices'])}")
     if not re.fullmatch(rule["pattern"], text):
+        if rule["secret"]:
+            raise InvalidSetting(f"{name}: must be 16 to 256 letters, digits, or ._~+/=- (openssl rand -base64 24)")
         raise InvalidSetting(f"{name}={text!r}: must be a plain URL, as in https://pager.example.org")
     if not isinstance(field.default, int):
         return text

@@ -2,8 +2,10 @@
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from conftest import REPOSITORY, Relay, number
 
 DOC = (REPOSITORY / "docs" / "protocol.md").read_text()
@@ -13,6 +15,15 @@ VOLATILE = [
     (ID, "1111111111111111"),  # which is a number as well
     (re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z"), "<time>"),
 ]
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
+    folder = tmp_path_factory.mktemp("relay")
+    relay = Relay(folder / "spool", folder / "log", PAGERMCP_OPERATOR_TOKEN="operators-only-0123456789")
+    yield relay
+    assert relay.stop() == 0
+    assert "Traceback" not in relay.log.read_text()
 
 
 def test_every_example_is_answered_as_it_says(relay: Relay) -> None:

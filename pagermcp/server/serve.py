@@ -15,6 +15,7 @@ from waitress.adjustments import Adjustments
 
 import pagermcp
 from pagermcp.address import redact
+from pagermcp.measures import MEASURES
 from pagermcp.server.channel import BODY_SLACK, Channel
 from pagermcp.server.listener import listen
 from pagermcp.server.pool import Pool
@@ -97,6 +98,7 @@ def _serve_by_workers(settings: Settings, spool: Spool, command: str) -> None:
         raise ServeFailed(_why_not_listening(settings, command, error)) from error
 
     def work(worker: int, follows: bool, listens: Callable[[], None]) -> str | None:
+        MEASURES.begin(worker)
         try:
             own = _spool(settings, worker, spool.clock)
             if follows:

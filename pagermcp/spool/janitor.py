@@ -17,6 +17,7 @@ from collections.abc import Callable
 from filelock import FileLock, Timeout
 
 from pagermcp import files
+from pagermcp.measures import MEASURES
 from pagermcp.spool.agenda import Entry
 from pagermcp.spool.mailbox import KNOWN_SECONDS
 from pagermcp.spool.page import PageName, now
@@ -93,12 +94,14 @@ class Janitor:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
+            began = time.perf_counter()
             try:
                 self.tidy()
                 self._failed = ""
             except Exception as error:  # it may be over next time, and then the janitor must still be here
                 self._failed = str(error)
                 log.exception("the janitor's pass failed")
+            MEASURES.observe("janitor", time.perf_counter() - began)
             self._stopped.wait(_RELIEF_SECONDS)
             self._spool.pressed.clear()
             if not self._stopped.is_set():  # asked after the clear, which may have taken the stop's own ring

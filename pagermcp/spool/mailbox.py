@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pagermcp import files
 from pagermcp.address import redact
+from pagermcp.measures import MEASURES, Outcome
 from pagermcp.spool.agenda import Entry
 from pagermcp.spool.page import (
     MTIME_GRAIN_NS,
@@ -213,6 +214,7 @@ class Mailbox:
             if time.monotonic() - self._parent_synced > KNOWN_SECONDS:
                 files.sync_directory(os.path.dirname(self._new))
                 self._parent_synced = time.monotonic()
+            MEASURES.page_came()
         except OSError as error:
             self._take_back(f"{self._new}/{name.file}", error)
 
@@ -390,26 +392,26 @@ class Mailbox:
 
     def acknowledge(self, name: PageName) -> bool:
         """Move a leased page to today's archive; False when it is not leased any more."""
-        archived = self._archive(self._at("leased", name), name, "")
+        archived = self._archive(self._at("leased", name), name, "acknowledged")
         self._forget_lease(name)
         return archived
 
     def expire(self, name: PageName) -> bool:
         """Move a page that waits for too long to today's archive as expired; False when it does not wait any more."""
-        return self._archive(self._at("new", name), name, ".expired")
+        return self._archive(self._at("new", name), name, "expired")
 
     def archive_cleared(self, name: PageName) -> bool:
         """Move a room's message that was cleared to today's archive; False when it is gone."""
-        return self._archive(self._at("new", name), name, ".cleared")
+        return self._archive(self._at("new", name), name, "cleared")
 
     def replace(self, page: PageName | Due) -> bool:
         """Move a waiting or scheduled page, for which there is a newer one, to the archive; False when it is gone."""
         if isinstance(page, Due):
             self._spool.schedule.drop(page)
-            if self._archive(self._spool.path("scheduled", page.file), page.page, ".replaced"):
+            if self._archive(self._spool.path("scheduled", page.file), page.page, "replaced"):
                 return True
             page = page.page  # it has come due just now
-        return self._archive(self._at("new", page), page, ".replaced")
+        return self._archive(self._at("new", page), page, "replaced")
 
     def withdraw(self, name: PageName) -> bool:
         """Let a leased page wait again that was not handed out after all; False when it is not leased any more."""
@@ -436,7 +438,9 @@ class Mailbox:
                 return False
             if self._mtime(name) != self._lease_marks.pop(name.file, None) and self._await_end(name):
                 return False  # another process lengthened it
-            return self.release(name) and name.attempt < MAX_ATTEMPTS
+            released = self.release(name)
+            MEASURES.count("lease_run_out", released)
+            return released and name.attempt < MAX_ATTEMPTS
 
     def return_strange_lease(self, name: PageName) -> bool:
         """The same for a lease of which this process does not know yet. One that goes on is returned in time."""
@@ -447,6 +451,8 @@ class Mailbox:
         source = self._spool.path("scheduled", due.file)
         moved = files.stamp(source, time.time_ns()) and files.move(source, self._at("new", due.page), self._mode)
         self._spool.schedule.drop(due)
+        if moved and due.page.attempt == 1:
+            MEASURES.page_came()
         return moved
 
     def expire_waiting(self, before: datetime.datetime | None = None) -> None:
@@ -535,9 +541,10 @@ class Mailbox:
         self._spool.agenda.drop(Entry("lease", self.number, name.file))
         self._lease_marks.pop(name.file, None)
 
-    def _archive(self, path: str, name: PageName, outcome: str) -> bool:
+    def _archive(self, path: str, name: PageName, outcome: Outcome) -> bool:
         """Move a page from any place to today's archive, by one rename; False when it is not there any more."""
-        target = self._at("archive", name).removesuffix(".json") + f"{outcome}.json"
+        ending = ".json" if outcome == "acknowledged" else f".{outcome}.json"
+        target = self._at("archive", name).removesuffix(".json") + ending
         try:
             archived = files.stamp(path, time.time_ns()) and files.move(path, target, self._mode)
         except OSError as error:
@@ -546,6 +553,7 @@ class Mailbox:
             log.warning("%s: %s is deleted, since there is no room to archive it", self.number, name.handle)
             archived = files.remove(path)
         if archived:
+            MEASURES.count(outcome)
             self._expiring.pop(name.id, None)
             self._spool.agenda.drop(Entry("expiry", self.number, f"{name.id}.json"))
         return archived
@@ -557,7 +565,9 @@ class Mailbox:
         target = self._at("dead", name)
         self._explain(target, reason)
         try:
-            return self._leave_leased(name, target)
+            buried = self._leave_leased(name, target)
+            MEASURES.count("dead", buried)
+            return buried
         except OSError as error:
             if error.errno not in files.DISK_FULL:
                 raise
@@ -619,7 +629,7 @@ class Mailbox:
             with self._lock:
                 dead = self._at("dead", PageName(self._next_id(), 1))
             self._explain(dead, f"{file}: {error}")
-            files.move(taken, dead, self._mode)
+            MEASURES.count("dead", files.move(taken, dead, self._mode))
             return True
         with self._lock:
             self._writing += 1  # it had its place in new/ already, so it is not refused for want of one

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 
+from pagermcp.measures import MEASURES, WATCHING
 from pagermcp.spool import Spool
 from pagermcp.waking.switchboard import Switchboard
 from pagermcp.waking.watch import Watcher
@@ -59,6 +60,7 @@ class Sweep:
             self._spool.schedule.refresh()  # so that what another process has scheduled comes in time when it dies
         waiting = self._switchboard.numbers()
         self._watcher.tend(waiting)
+        MEASURES.put("watching", WATCHING.index(self._watcher.state))
         looks = waiting
         if self._watcher.state == "ok":
             self._next %= len(waiting) or 1

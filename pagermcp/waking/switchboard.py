@@ -6,6 +6,7 @@ it leaves without having looked since, it rings the next. So a lost or doubled r
 
 import threading
 
+from pagermcp.measures import MEASURES
 from pagermcp.waking.waiter import Waiter
 
 
@@ -23,6 +24,7 @@ class Switchboard:
         waiter = Waiter(number, taking, name)
         with self._lock:
             self._of_its_kind(waiter).setdefault(number, {})[waiter] = None
+        MEASURES.move("waiters", 1)
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
@@ -33,6 +35,7 @@ class Switchboard:
             del waiters[waiter]
             if not waiters:
                 del kind[waiter.number]
+        MEASURES.move("waiters", -1)
         if waiter.rung and waiter.taking:
             self.ring(waiter.number)
 

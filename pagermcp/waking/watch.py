@@ -18,6 +18,7 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
+from pagermcp.measures import MEASURES
 from pagermcp.spool import Spool
 from pagermcp.spool.page import WORKERS, PageName
 from pagermcp.waking.switchboard import Switchboard
@@ -131,6 +132,7 @@ if sys.platform == "linux":
             """Begin watching, or begin anew, with no watch yet."""
             if self._inotify is not None:
                 log.warning("watching had ended and begins anew")
+                MEASURES.count("watcher_restart")
                 self._inotify.stop()
             self._watches.clear()
             self._inotify = None
@@ -280,6 +282,7 @@ class ObserverWatcher(FileSystemEventHandler):
 
     def tend(self, waiting: Collection[str]) -> None:
         if not self._alive():
+            MEASURES.count("watcher_restart")
             self._start()
             self._switchboard.ring_all()
 

@@ -2,7 +2,8 @@
 
 from flask import Flask
 
-from pagermcp.web import errors, leases, lookups, mailboxes, rooms, sending, site
+from pagermcp.spool.census import Census
+from pagermcp.web import errors, leases, lookups, mailboxes, rooms, sending, site, status
 from pagermcp.web.health import Health
 from pagermcp.web.later import parked_or_blocked
 from pagermcp.web.services import Services
@@ -18,4 +19,8 @@ def create_app(relay: Services) -> Flask:
     errors.register(app)
     for part in (sending, mailboxes, leases, lookups, rooms, site):
         app.register_blueprint(part.blueprint)
+    if relay.settings.operator_token:
+        app.config["STATUS_PAGE"] = True
+        app.extensions["pagermcp.census"] = Census(relay.spool)
+        app.register_blueprint(status.blueprint)
     return app

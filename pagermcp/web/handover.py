@@ -1,10 +1,12 @@
 """Handing pages to a reader, and knowing whether he has them."""
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from pagermcp.measures import MEASURES
 from pagermcp.spool import Mailbox, Page
 from pagermcp.waking import Waiter
 from pagermcp.web.later import Connection
@@ -21,14 +23,22 @@ class Handover:
     """A response body with claimed pages in it.
 
     When all of it is with the system, pages that are taken for good are acknowledged, and leased ones stay leased;
-    closed before that, for instance because the client had gone, all of them wait again for the next reader."""
+    closed before that, for instance because the client had gone, all of them wait again for the next reader.
+
+    since: the time from when the reader waited for them."""
 
     def __init__(
-        self, relay: Services, mailbox: Mailbox, pages: list[Page], connection: Connection, leased: bool = False
+        self,
+        relay: Services,
+        mailbox: Mailbox,
+        pages: list[Page],
+        connection: Connection,
+        leased: bool = False,
+        since: float = math.inf,
     ) -> None:
         self.body = b""
         self._relay, self._mailbox, self._pages = relay, mailbox, pages
-        self._connection, self._leased = connection, leased
+        self._connection, self._leased, self._since = connection, leased, since
         self._written = False
 
     def __iter__(self) -> Iterator[Any]:  # bytes, and waiters
@@ -42,6 +52,7 @@ class Handover:
         if not flushed:
             raise ConnectionAbortedError
         self._written = True
+        self._measure()
         if not self._leased:
             self._acknowledge()
 
@@ -52,6 +63,13 @@ class Handover:
                 self._mailbox.lease(page.name, HANDOVER_SECONDS)
             except OSError:  # he gets them all the same; were they withdrawn now, they would surely come twice
                 log.exception("%s: the lease of %s could not be renewed", self._mailbox.number, page.id)
+
+    def _measure(self) -> None:
+        """How long it took to wake him for pages that came while he waited."""
+        for page in self._pages:
+            came = page.since.timestamp() if "due_at" in page.extra else int(page.id) / 1e6
+            if page.name.attempt == 1 and came > self._since:
+                MEASURES.observe("wake", max(0, time.time() - came))
 
     def _acknowledge(self) -> None:
         for page in self._pages:

@@ -7,6 +7,7 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from pagermcp import address
+from pagermcp.measures import MEASURES
 from pagermcp.spool import send
 from pagermcp.spool.page import now
 from pagermcp.web.access import address_in, authorized, no_room, unauthorized
@@ -49,7 +50,11 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
     no_room(relay.spool, number)
     mailbox = relay.spool.mailbox(number)
     waiters = relay.switchboard.waiting(number)
-    sent = send(relay.spool, mailbox, payload, options, empty)
+    try:
+        sent = send(relay.spool, mailbox, payload, options, empty)
+    except Exception:
+        MEASURES.count("refused")
+        raise
     relay.switchboard.ring(number)
     accepted: dict[str, Any] = {"accepted": True, "id": sent.id, "number": number, "waiters": waiters}
     accepted["queued"] = sent.queued
@@ -62,5 +67,6 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
     if sent.expected:
         accepted["expected_at"] = when(sent.expected)
     if sent.duplicate:
+        MEASURES.count("duplicate")
         accepted["duplicate"] = True
     return answer(accepted, 202)

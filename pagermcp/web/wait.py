@@ -102,6 +102,7 @@ class Wait:
     def __init__(self, relay: Services, mailbox: Mailbox, terms: Terms) -> None:
         self._relay, self._mailbox, self._terms = relay, mailbox, terms
         self._connection = connection()
+        self._since = time.time()
         self._until = time.monotonic() + terms.timeout
         self._handover: Handover | None = None
         self._place: Place | None = None
@@ -153,7 +154,7 @@ class Wait:
 
     def _take(self, pages: list[Page]) -> tuple[bytes, dict[str, str]]:
         leased = self._terms.lease > 0
-        self._handover = Handover(self._relay, self._mailbox, pages, self._connection, leased)
+        self._handover = Handover(self._relay, self._mailbox, pages, self._connection, leased, self._since)
         body, headers = self._terms.form(pages)
         self._handover.body = body
         return body, headers
