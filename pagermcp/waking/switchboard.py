@@ -63,6 +63,13 @@ class Switchboard:
         """How many wait for this number, in this process."""
         return len(self._waiters.get(number, ()))
 
+    def takers(self, number: str) -> int:
+        """How many of them would take a page."""
+        if number not in self._waiters:
+            return 0
+        with self._lock:
+            return sum(waiter.taking for waiter in self._waiters.get(number, ()))
+
     def names(self, number: str) -> set[str]:
         """Who waits in a room, in this process."""
         with self._lock:

@@ -64,8 +64,10 @@ class Place:
         self._relay, self._mailbox, self._connection = relay, mailbox, connection
         self.waiter = relay.switchboard.enter(mailbox.number, taking, name)
 
-    def wait(self, until: float, look: Callable[[], T]) -> Generator[Waiter, None, T]:
-        """What `look` finds when it finds something, or at the monotonic time `until`. Raises WaitEnded."""
+    def wait(self, until: float, look: Callable[[], T], every: float = math.inf) -> Generator[Waiter, None, T]:
+        """What `look` finds when it finds something, or at the monotonic time `until`. Raises WaitEnded.
+
+        every: seconds after which it looks again without a ring, for what nobody rings about."""
         while True:
             if self._connection.gone():
                 hint = "keep it open until the answer has come"
@@ -79,9 +81,10 @@ class Place:
             if found or time.monotonic() >= until:
                 return found
             self._mailbox.make()  # somebody may have removed it
-            self._mailbox.note_read()
+            if every == math.inf:  # or else it would write to the disk each time
+                self._mailbox.note_read()
             self._relay.watcher.watch(self._mailbox.number)
-            yield self.waiter.parked(min(until, self._mailbox.settles_at))
+            yield self.waiter.parked(min(until, self._mailbox.settles_at, time.monotonic() + every))
 
     def close(self) -> None:
         self._relay.switchboard.leave(self.waiter)
@@ -154,7 +157,7 @@ class Wait:
     def _next(self, place: Place, until: float) -> Generator[Waiter, None, list[Page]]:
         """The pages whose turn it is; none when none come in time. Raises WaitEnded."""
         pages = yield from place.wait(until, self._claim)
-        if pages and self._relay.switchboard.waiting(self._mailbox.number) > 1:
+        if pages and self._relay.switchboard.takers(self._mailbox.number) > 1:
             self._relay.switchboard.ring(self._mailbox.number)  # one ring may have stood for several pages
         return pages
 
