@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
 PHONE, DESKTOP = {"width": 390, "height": 800}, {"width": 1280, "height": 900}
+PLAIN = "pager.test"  # this machine by a name that is not localhost: over http there it is no secure context
 AXE = "4.10.3"
 
 _REPORT_VIOLATIONS = """
@@ -31,8 +32,9 @@ def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright  # here, since most tests need none
 
     chromium = require("chromium", "chromium")
+    arguments = ["--no-sandbox", f"--host-resolver-rules=MAP {PLAIN} 127.0.0.1"]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
         yield browser
         browser.close()
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from browsing import axe, fits, shoot
+from browsing import PLAIN, axe, fits, shoot
 from conftest import Relay, new_key, until
 from playwright.sync_api import Page, expect
 from test_rooms import Talk
@@ -50,11 +50,10 @@ def test_clearing_takes_two_clicks_and_the_archive_has_it_then(relay: Relay, pag
     talk.say("a", "one")
     page.goto(f"{relay.url}/chat")
     expect(page.locator("#log li")).to_have_count(1)
-    page.click("#clear")
+    page.evaluate("const clear = document.getElementById('clear'); clear.click(); clear.click()")  # a double click
     expect(page.locator("#clear")).to_have_text("Really clear?")
-    page.click("#clear")  # too soon, as in a double click
-    page.wait_for_timeout(600)
     assert len(talk.heard()) == 1
+    page.wait_for_timeout(600)
     page.click("#clear")
     expect(page.locator("#log li")).to_have_count(0)
     assert talk.heard() == []
@@ -105,6 +104,30 @@ def test_a_keyed_room_asks_for_its_key_and_keeps_it_out_of_the_url(
     page.reload()
     expect(page.locator("#log .body")).to_have_text("secret")
     assert key not in relay.log.read_text()
+
+
+def test_a_keyed_room_works_over_plain_http_with_the_keyboard_alone(
+    start_relay: Callable[..., Relay], page: Page, key: str
+) -> None:
+    relay = start_relay()
+    page.goto(f"http://{PLAIN}:{relay.port}/chat")
+    expect(page.locator("#key")).to_be_visible()
+    expect(page.locator("#state")).to_have_text("There is no open room here. Enter the key of one.")
+    expect(page.locator("#say")).to_be_hidden()
+    axe(page)
+    assert fits(page)
+    shoot(page, "chat-key", full_page=False)
+    page.get_by_label("The room's key").focus()
+    page.keyboard.type(key)
+    page.keyboard.press("Enter")
+    expect(page.locator("#key")).to_be_hidden()
+    page.get_by_label("Message", exact=True).focus()
+    page.keyboard.type("hello")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Send as user")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#log .body")).to_have_text("hello")
+    assert Talk(relay, key).heard()[0]["body"] == "hello"
 
 
 def test_the_start_page_has_the_line_that_installs_the_skill(relay: Relay, page: Page) -> None:

@@ -1,5 +1,6 @@
 """GET /, /version, and errors that belong to no call."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -17,8 +18,17 @@ def test_the_start_page_shows_commands_with_this_relays_url(relay: Relay) -> Non
     assert answer.headers["Cache-Control"] == "no-store"
 
 
-def test_the_start_page_has_its_style_sheet(relay: Relay) -> None:
-    assert relay.get("/static/style.css").headers["Content-Type"].startswith("text/css")
+@pytest.mark.parametrize("path", ["", "chat"])
+def test_all_that_a_page_loads_is_the_relays_own_and_has_its_type(relay: Relay, path: str) -> None:
+    page = relay.get(f"/{path}").text
+    loaded = re.findall(r'(?:src|rel="\w+" href)="([^"]*)"', page)
+    assert {"static/style.css", "static/common.js", "static/icon.svg"} <= set(loaded)
+    types = {"css": "text/css", "js": "javascript", "svg": "image/svg+xml"}
+    for one in loaded:
+        answer = relay.get(f"/{one}")
+        assert answer.status_code == 200
+        assert types[one.rpartition(".")[2]] in answer.headers["Content-Type"]
+    assert not re.search(r"<style|style=|<script(?![^>]*src=)|\son\w+=", page)
 
 
 def test_the_url_is_the_one_the_client_called(relay: Relay) -> None:

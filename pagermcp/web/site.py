@@ -22,7 +22,7 @@ blueprint = Blueprint("site", __name__)
 @blueprint.get("/")
 def start() -> Response:
     """What this is, with commands that work from where the page is read."""
-    return framed("start.html", url=own_url())
+    return framed("start.html", url=own_url(), url_is_configured=bool(services().settings.public_url))
 
 
 @blueprint.get("/chat")

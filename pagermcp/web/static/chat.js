@@ -21,8 +21,15 @@ function say(text) {
 }
 
 function tell(error) {
-  if (error.status === 401 || error.status === 403) element("key").hidden = false;
-  say(error.message);
+  if (error.status === 401 || error.status === 403) lock(true);
+  say(error.status === 401 && !key ? "There is no open room here. Enter the key of one." : error.message);
+}
+
+/** Ask for the room's key, in place of what can only be done in the room; or the other way round. */
+function lock(locked) {
+  element("key").hidden = !locked;
+  element("say").hidden = locked || archive;
+  for (const id of ["agents", "view", "clear"]) element(id).hidden = locked;
 }
 
 function show(messages) {
@@ -52,7 +59,7 @@ async function follow() {
     try {
       const { messages } = await room(`messages?${query}`);
       if (mine !== turn) return;
-      element("key").hidden = true;
+      lock(false);
       show(messages);
       say(archive ? "The archive" : "");
       if (archive) return;

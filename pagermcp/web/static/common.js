@@ -142,7 +142,7 @@ export function addCopyButtons(root = document) {
     const button = part("button", "copy", "Copy");
     button.type = "button";
     const name = figure.querySelector("figcaption")?.textContent.trim();
-    if (name) button.append(part("span", "visually-hidden", `: ${name}`));
+    if (name) button.append(part("span", "visually-hidden", ` ${name}`));
     figure.append(button);
   }
 }
@@ -159,7 +159,8 @@ document.addEventListener("click", async (event) => {
   clearTimeout(back.get(button));
   word.textContent = done ? "Copied" : "Select it by hand";
   button.classList.toggle("copied", done);
-  announce(done ? `Copied${button.querySelector(".visually-hidden")?.textContent ?? ""}` : "It could not be copied");
+  const what = button.querySelector(".visually-hidden")?.textContent.trim();
+  announce(done ? ["Copied", what].filter(Boolean).join(": ") : "It could not be copied");
   if (!done) getSelection().selectAllChildren(source);
   back.set(
     button,
