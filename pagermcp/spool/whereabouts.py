@@ -74,7 +74,7 @@ def mark(spool: "Spool", number: str) -> str:
             mtime = os.stat(path).st_mtime_ns
             just_now = not spool.tells_changes_apart and abs(time.time_ns() - mtime) < MTIME_GRAIN_NS
             seen.append((path, mtime, just_now))  # what has changed just now may change again and show the same mtime
-    return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(seen).encode()).hexdigest()[:20]
 
 
 def _places(spool: "Spool", number: str, state: str, day: str, wanted: Callable[[str], bool]) -> Iterator[Place]:

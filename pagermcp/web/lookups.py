@@ -80,11 +80,9 @@ def overview() -> Response:
 
 
 def _changed(relay: Services, mailbox: Mailbox, connection: Connection, known: str, until: float) -> Steps:
-    waiters = relay.switchboard.takers(mailbox.number)
-
     def changed() -> bool:
         mailbox.look()  # takes in what a shell brought
-        return known != mark(relay.spool, mailbox.number) or waiters != relay.switchboard.takers(mailbox.number)
+        return known != _mark(relay, mailbox)
 
     mailbox.make()  # so that there is something to watch
     place = Waiting(relay, mailbox, connection, taking=False)
@@ -99,9 +97,13 @@ def _changed(relay: Services, mailbox: Mailbox, connection: Connection, known: s
 
 def _told(relay: Services, mailbox: Mailbox) -> Response:
     mailbox.expire_waiting()
-    now = mark(relay.spool, mailbox.number)  # before the rest: what happens meanwhile gives another one
+    now = _mark(relay, mailbox)  # before the rest: what happens meanwhile gives another one
     told = {"number": mailbox.number, "pages": counts(relay.spool, mailbox.number)}
     return answer({**told, "waiters": relay.switchboard.takers(mailbox.number), "mark": now})
+
+
+def _mark(relay: Services, mailbox: Mailbox) -> str:
+    return f"{mark(relay.spool, mailbox.number)}.{relay.switchboard.takers(mailbox.number)}"
 
 
 @blueprint.get("/receipts/<id>")
