@@ -5,7 +5,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +87,40 @@ def test_pages_come_in_portions_without_a_gap(relay: Relay, key: str) -> None:
     assert seen == sent
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "since=x", "since=-1", "since=" + "9" * 17])
+def test_portions_can_be_had_from_the_last_to_the_first_too(relay: Relay, key: str) -> None:
+    sent = [relay.notify(key, str(n)).json()["id"] for n in range(7)]
+    seen: list[str] = []
+    before = ""
+    while portion := listed(relay, key, f"limit=3{before}"):
+        seen = [page["id"] for page in portion] + seen
+        before = f"&before={seen[0]}"
+    assert seen == sent
+    assert listed(relay, key, "before=0") == []
+
+
+def test_pages_in_any_state_are_listed_together_each_with_its_own(relay: Relay, key: str) -> None:
+    gone = dead(relay, key)
+    archived, leased, waiting = (relay.notify(key, str(n)).json()["id"] for n in range(3))
+    scheduled = relay.notify(key, headers={"Pager-Delay": "1h"}).json()["id"]
+    relay.lease(key, "lease=60&max=2")
+    acknowledge(relay, key, archived)
+    shown = [(page["id"], page["state"]) for page in listed(relay, key, "state=any")]
+    in_order = [(gone, "dead"), (archived, "archived"), (leased, "leased"), (waiting, "waiting")]
+    assert shown == [*in_order, (scheduled, "scheduled")]
+    assert [page["id"] for page in listed(relay, key, f"state=any&limit=2&before={waiting}")] == [archived, leased]
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["limit=0", "limit=1001", "limit=x", "since=x", "since=-1", "since=" + "9" * 17]
+    + ["before=x", "before=-1", "before=" + "9" * 17, "since=0&before=1"],
+)
 def test_a_portion_that_makes_no_sense_is_refused(relay: Relay, key: str, query: str) -> None:
     answer = relay.with_key(key, "GET", f"/pages?{query}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_parameter")
 
 
-@pytest.mark.parametrize("state", ["", "new", "../../etc", "WAITING"])
+@pytest.mark.parametrize("state", ["", "new", "../../etc", "WAITING", "ANY", "any,dead"])
 def test_a_state_that_is_none_is_not_found(relay: Relay, key: str, state: str) -> None:
     answer = relay.with_key(key, "GET", "/pages", params={"state": state})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_such_state")
@@ -112,6 +140,187 @@ def _file(relay: Relay, name: str, content: str) -> Path:
     path = relay.spool / "tmp" / name
     path.write_text(content)
     return path
+
+
+# GET /mailbox
+
+
+def overview(relay: Relay, key: str, query: str = "") -> dict[str, Any]:
+    answer = relay.with_key(key, "GET", f"/mailbox?{query}")
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+@pytest.fixture
+def looks(relay: Relay, key: str) -> Iterator[Callable[[], Future[dict[str, Any]]]]:
+    """Begins to wait for a change after what is there now; once it returns the request is on its way."""
+    with ThreadPoolExecutor() as threads:
+
+        def look() -> Future[dict[str, Any]]:
+            mark = settled_mark(relay, key)
+            return threads.submit(overview, relay, key, f"wait=20&mark={mark}")
+
+        yield look
+
+
+def settled_mark(relay: Relay, key: str) -> str:
+    """The mark, once it stays: where folders' times are coarse it is another one a moment after a change."""
+    mark, since = "", 0.0
+
+    def stays() -> bool:
+        nonlocal mark, since
+        now = overview(relay, key)["mark"]
+        if now != mark:
+            mark, since = now, time.monotonic()
+        return time.monotonic() > since + 0.15
+
+    until(stays)
+    return mark
+
+
+def test_the_overview_counts_the_pages_in_each_state(relay: Relay, key: str) -> None:
+    nothing = overview(relay, key)
+    assert nothing.pop("mark")
+    none = {"waiting": 0, "leased": 0, "scheduled": 0, "archived": 0, "dead": 0}
+    assert nothing == {"number": number(key), "pages": none, "waiters": 0}
+    assert not relay.new(key).exists()
+    dead(relay, key)
+    for n in range(4):
+        relay.notify(key, str(n))
+    relay.notify(key, headers={"Pager-Delay": "1h"})
+    leased = relay.lease(key, "lease=60&max=2")
+    acknowledge(relay, key, leased[0]["handle"])
+    pages = overview(relay, key)["pages"]
+    assert pages == {"waiting": 2, "leased": 1, "scheduled": 1, "archived": 1, "dead": 1}
+
+
+def test_without_a_change_the_overview_waits_and_then_answers_all_the_same(relay: Relay, key: str) -> None:
+    relay.notify(key)
+    mark = settled_mark(relay, key)
+    began = time.monotonic()
+    assert overview(relay, key, f"wait=1.5&mark={mark}")["mark"] == mark
+    assert time.monotonic() - began > 1.4
+    began = time.monotonic()
+    overview(relay, key, f"wait=30&mark={mark[::-1]}")
+    overview(relay, key, "wait=30")
+    overview(relay, key, f"mark={mark}")
+    assert time.monotonic() - began < 10
+
+
+def test_whatever_happens_to_pages_ends_the_wait(
+    relay: Relay, key: str, looks: Callable[[], Future[dict[str, Any]]]
+) -> None:
+    told: dict[str, Any] = {}
+
+    def comes(**expected: int) -> None:
+        while expected.items() - told["pages"].items():
+            began = time.monotonic()
+            told.update(overview(relay, key, f"wait=20&mark={told['mark']}"))
+            assert time.monotonic() - began < 10
+
+    def happens(act: Callable[[], Any], **expected: int) -> None:
+        looking = looks()
+        act()
+        told.update(looking.result(10))
+        comes(**expected)
+
+    relay.lease(key)  # makes the mailbox
+    happens(lambda: relay.notify(key), waiting=1)
+    happens(lambda: relay.notify(key, headers={"Pager-Delay": "1h"}), scheduled=1)
+    leased: list[dict[str, Any]] = []
+    happens(lambda: leased.extend(relay.lease(key, "lease=60")), leased=1, waiting=0)
+    ids = {"ids": [leased[0]["handle"]]}
+    happens(lambda: relay.with_key(key, "POST", "/extend", json={**ids, "lease": 600}), leased=1)
+    happens(lambda: relay.with_key(key, "POST", "/release", json=ids), leased=0, waiting=1)
+    happens(lambda: relay.lease(key, "lease=1.5"), leased=1)
+    comes(leased=0, waiting=1)  # the lease ran out
+    happens(lambda: relay.lease(key, "lease=0&timeout=0"), waiting=0, archived=1)
+    happens(lambda: os.rename(_file(relay, "x.json", "{}"), relay.new(key) / "x.json"), waiting=1)
+    happens(lambda: [path.unlink() for path in relay.new(key).iterdir()], waiting=0)
+
+
+def test_who_only_looks_takes_no_page_and_is_nobody_who_waits_for_one(
+    relay: Relay, key: str, looks: Callable[[], Future[dict[str, Any]]]
+) -> None:
+    relay.notify(key)
+    relay.lease(key, "lease=0")
+    looking = looks()
+    until(lambda: relay.notify(key, headers={"Pager-Run": "x"}, data="").json()["last_read"])
+    assert relay.waiters(key) == 0
+    taking = relay.start_waiting(key)
+    assert looking.result(5)["waiters"] == 1  # that somebody waits is a change, too
+    looking = looks()
+    sent = relay.notify(key).json()
+    assert sent["waiters"] == 1
+    assert taking.result(2).json()["id"] == sent["id"]
+    assert looking.result(5)["number"] == number(key)
+
+
+def test_the_page_is_the_readers_however_many_look(relay: Relay, key: str) -> None:
+    relay.notify(key)
+    relay.lease(key, "lease=0")
+    mark = settled_mark(relay, key)
+    with ThreadPoolExecutor() as threads:
+        looking = [threads.submit(overview, relay, key, f"wait=20&mark={mark}") for _ in range(5)]
+        taking = threads.submit(relay.lease, key, "timeout=20&lease=60")
+        id = relay.notify(key).json()["id"]
+        assert [page["id"] for page in taking.result(5)] == [id]
+        assert {look.result(5)["number"] for look in looking} == {number(key)}
+
+
+@pytest.mark.parametrize("query", ["wait=x", "wait=-1", "wait=1&wait=2", "wait="])
+def test_a_wait_that_makes_no_sense_is_refused(relay: Relay, key: str, query: str) -> None:
+    answer = relay.with_key(key, "GET", f"/mailbox?{query}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_parameter")
+    assert relay.with_key(key, "GET", "/mailbox?mark=a&mark=b").json()["error"]["code"] == "ambiguous"
+
+
+def test_looking_needs_the_key(relay: Relay, key: str) -> None:
+    assert relay.with_key(number(key), "GET", "/mailbox?wait=5").status_code == 403
+    assert relay.get("/mailbox?wait=5").status_code == 401
+
+
+def test_who_looks_is_answered_when_the_relay_stops(start_relay: Callable[..., Relay], key: str) -> None:
+    relay = start_relay()
+    relay.notify(key)
+    mark = settled_mark(relay, key)
+    with ThreadPoolExecutor() as threads:
+        looking = threads.submit(relay.with_key, key, "GET", f"/mailbox?wait=50&mark={mark}")
+        until(lambda: relay.notify(key, headers={"Pager-Run": "x"}, data="").json()["last_read"])
+        assert relay.stop() == 0
+        assert looking.result(5).json()["error"]["code"] == "stopping"
+
+
+# Acknowledging what only waits
+
+
+def test_a_person_can_be_done_with_a_page_that_nobody_has_taken(relay: Relay, key: str) -> None:
+    waiting, leased = (relay.notify(key, str(n)).json()["id"] for n in range(2))
+    relay.lease(key, "lease=60")
+    waiting, leased = leased, waiting
+    body = {"ids": [waiting, leased], "waiting": True}
+    assert relay.with_key(key, "POST", "/ack", json=body).json() == {"acknowledged": [waiting, leased]}
+    assert relay.state(key, waiting) == relay.state(key, leased) == "acknowledged"
+    assert relay.with_key(key, "POST", "/ack", json=body).status_code == 200  # twice is fine
+    assert relay.lease(key) == []
+
+
+def test_without_saying_so_a_waiting_page_stays(relay: Relay, key: str) -> None:
+    id = relay.notify(key).json()["id"]
+    for more in ({}, {"waiting": False}):
+        assert relay.with_key(key, "POST", "/ack", json={"ids": [id], **more}).status_code == 409
+    scheduled = relay.notify(key, headers={"Pager-Delay": "1h"}).json()["id"]
+    assert relay.with_key(key, "POST", "/ack", json={"ids": [scheduled], "waiting": True}).status_code == 409
+    assert relay.state(key, id) == "waiting"
+
+
+@pytest.mark.parametrize("waiting", [1, "true", None, [], {}])
+def test_waiting_is_true_or_false(relay: Relay, key: str, waiting: Any) -> None:
+    id = relay.notify(key).json()["id"]
+    answer = relay.with_key(key, "POST", "/ack", json={"ids": [id], "waiting": waiting})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_parameter")
+    assert relay.state(key, id) == "waiting"
 
 
 # Receipts

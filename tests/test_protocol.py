@@ -14,6 +14,7 @@ ID = re.compile(r"\b[0-9]{16}\b")
 VOLATILE = [
     (ID, "1111111111111111"),  # which is a number as well
     (re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z"), "<time>"),
+    (re.compile(r'"mark": "[0-9a-f]{20}[.][0-9]+"'), '"mark": "<mark>"'),
 ]
 
 

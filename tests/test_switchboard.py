@@ -22,6 +22,17 @@ def test_a_ring_wakes_the_one_that_waited_longest_and_each_next_ring_the_next() 
     assert not other.rung
 
 
+def test_those_who_only_read_are_all_rung_and_are_no_takers() -> None:
+    board = Switchboard()
+    assert board.takers("n") == 0
+    readers = [board.enter("n", taking=False) for _ in range(2)]
+    assert (board.waiting("n"), board.takers("n")) == (2, 0)
+    taker = board.enter("n")
+    assert (board.waiting("n"), board.takers("n")) == (3, 1)
+    board.ring("n")
+    assert [waiter.rung for waiter in (*readers, taker)] == [True] * 3
+
+
 def test_one_that_leaves_without_having_looked_rings_the_next() -> None:
     board = Switchboard()
     first, second = board.enter("n"), board.enter("n")

@@ -396,6 +396,10 @@ class Mailbox:
         self._forget_lease(name)
         return archived
 
+    def acknowledge_waiting(self, name: PageName) -> bool:
+        """Move a page that nobody has taken to today's archive; False when it does not wait (any more)."""
+        return self._archive(self._at("new", name), name, "acknowledged")
+
     def expire(self, name: PageName) -> bool:
         """Move a page that waits for too long to today's archive as expired; False when it does not wait any more."""
         return self._archive(self._at("new", name), name, "expired")

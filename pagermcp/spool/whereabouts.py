@@ -1,19 +1,23 @@
 """Where a page is: in which of the spool's directories, and by what outcome."""
 
+import contextlib
 import datetime
+import hashlib
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from pagermcp import files
-from pagermcp.spool.page import Page, PageName, read_page
+from pagermcp.spool.page import MTIME_GRAIN_NS, Page, PageName, read_page
 from pagermcp.spool.schedule import Due
 
 if TYPE_CHECKING:
     from pagermcp.spool.spool import Spool
 
 STATES = ("waiting", "leased", "scheduled", "archived", "dead")
+ANY = "any"
 _ENDED = re.compile(r"([0-9.]+)(?:\.(expired|replaced|cleared))?\.json", re.ASCII)
 
 
@@ -47,8 +51,30 @@ def find(spool: "Spool", number: str, id: str) -> Place | None:
 
 
 def listing(spool: "Spool", number: str, state: str) -> list[Place]:
-    """All pages of a mailbox in one state, by id. Raises OSError."""
-    return sorted(_places(spool, number, state, "", lambda name: True))
+    """All pages of a mailbox in one state, or in ANY, by id. Raises OSError."""
+    if state != ANY:
+        return sorted(_places(spool, number, state, "", lambda name: True))
+    latest = {place.name.id: place for one in STATES for place in _places(spool, number, one, "", lambda name: True)}
+    return sorted(latest.values())  # one that moves on meanwhile is met twice, and was later where it was met later
+
+
+def counts(spool: "Spool", number: str) -> dict[str, int]:
+    """How many pages of a mailbox are in each state. Raises OSError."""
+    return {state: sum(1 for _ in _places(spool, number, state, "", lambda name: True)) for state in STATES}
+
+
+def mark(spool: "Spool", number: str) -> str:
+    """A short text that is another one when pages have come, moved on, or got a longer lease. Reads no page, and costs
+    the same however long the archive is. Raises OSError."""
+    new, leased = spool.path("new", number), spool.path("leased", number)
+    seen: list[object] = [spool.days(), spool.schedule.of(number)]
+    # every move but those into and out of scheduled/ begins or ends in one of these folders
+    for path in (new, leased, *(f"{leased}/{file}" for file in files.names(leased))):
+        with contextlib.suppress(FileNotFoundError):
+            mtime = os.stat(path).st_mtime_ns
+            just_now = not spool.tells_changes_apart and abs(time.time_ns() - mtime) < MTIME_GRAIN_NS
+            seen.append((path, mtime, just_now))  # what has changed just now may change again and show the same mtime
+    return hashlib.sha256(repr(seen).encode()).hexdigest()[:20]
 
 
 def _places(spool: "Spool", number: str, state: str, day: str, wanted: Callable[[str], bool]) -> Iterator[Place]:

@@ -68,6 +68,10 @@ class Switchboard:
         """How many wait for this number, in this process."""
         return len(self._takers.get(number, ())) + len(self._readers.get(number, ()))
 
+    def takers(self, number: str) -> int:
+        """How many of them would take a page."""
+        return len(self._takers.get(number, ()))
+
     def names(self, number: str) -> set[str]:
         """Who waits in a room, in this process."""
         with self._lock:

@@ -59,10 +59,17 @@ def wait() -> Response:
 
 @blueprint.post("/ack")
 def acknowledge() -> Response:
-    """Be done with leased pages. Twice is as good as once."""
+    """Be done with leased pages, or also with waiting ones. Twice is as good as once."""
     mailbox = mailbox_to_take_from(authorized())
-    names, _ = listed_ids()
-    return answer({"acknowledged": _each(mailbox, names, "acknowledged", mailbox.acknowledge)})
+    names, body = listed_ids()
+    waiting = body.get("waiting", False)
+    if not isinstance(waiting, bool):
+        raise Refused(400, "bad_parameter", "waiting must be true or false", 'as in {"ids":[…],"waiting":true}')
+
+    def act(name: PageName) -> bool:
+        return mailbox.acknowledge(name) or (waiting and mailbox.acknowledge_waiting(name))
+
+    return answer({"acknowledged": _each(mailbox, names, "acknowledged", act)})
 
 
 @blueprint.post("/release")

@@ -1,41 +1,51 @@
 """Looking at pages wherever they are, without taking any: the reader's list, the sender's receipt; sending again."""
 
 import datetime
+import time
 
 from flask import Blueprint, Response, request
 
 from pagermcp import address
 from pagermcp.address import redact
-from pagermcp.spool import BadPage, DeliveredMaybe, MailboxFull, Page, SpoolFull
+from pagermcp.spool import BadPage, DeliveredMaybe, Mailbox, MailboxFull, Page, SpoolFull
 from pagermcp.spool.page import PageName, to_json
-from pagermcp.spool.whereabouts import STATES, Place, find, listing
+from pagermcp.spool.whereabouts import ANY, STATES, Place, counts, find, listing, mark
 from pagermcp.web.access import authorized, mailbox_to_read, mailbox_to_take_from
 from pagermcp.web.answers import answer, when, wrapped
 from pagermcp.web.body import handle_in, listed_ids
 from pagermcp.web.errors import Refused, refusal
+from pagermcp.web.later import Connection, Later, Steps, connection
 from pagermcp.web.parameters import number, single
-from pagermcp.web.services import services
+from pagermcp.web.services import Services, services
+from pagermcp.web.wait import Place as Waiting
+from pagermcp.web.wait import WaitEnded
 
 blueprint = Blueprint("lookups", __name__)
 
 _MOST_PAGES = 1000
 _LOOKS = 10
+_LONGEST_WAIT = 60.0
+_LOOK_SECONDS = 1.0  # so often who waits for changes looks by himself: nobody rings about a lease, or what is done
 
 
 @blueprint.get("/pages")
 def pages() -> Response:
-    """The pages in one state, ascending by id: the first ones after `since`, or without it the last ones."""
+    """The pages in one state, ascending by id: the first ones after `since`, or the last ones (before `before`)."""
     mailbox = mailbox_to_read(authorized())
     state = single("state", "waiting")
-    if state not in STATES:
-        raise Refused(404, "no_such_state", "there is no such state", f"state is one of {', '.join(STATES)}")
+    if state not in (*STATES, ANY):
+        raise Refused(404, "no_such_state", "there is no such state", f"state is one of {', '.join(STATES)}, or {ANY}")
     limit = int(number("limit", 100, low=1, high=_MOST_PAGES, whole=True))
     spool = services().spool
     mailbox.expire_waiting()
     places = listing(spool, mailbox.number, state)
-    if "since" in request.args:
-        since = handle_in(single("since", "").zfill(16), "as in ?since=<id>, or 0 for the first ones").id
+    since, before = _id("since", "0 for the first ones"), _id("before", "nothing for the last ones")
+    if since is not None and before is not None:
+        raise Refused(400, "bad_parameter", "since and before go in two directions", "give one of them")
+    if since is not None:
         places = [place for place in places if place.name.id > since][:limit]
+    if before is not None:
+        places = [place for place in places if place.name.id < before]
     shown: list[dict[str, object]] = []
     for place in places[-limit:]:
         try:
@@ -43,10 +53,56 @@ def pages() -> Response:
         except FileNotFoundError:
             continue  # it moved on meanwhile
         except (BadPage, OSError):
-            shown.append({"id": place.name.id, "handle": place.name.handle, "state": state, "why": place.why()})
+            shown.append({"id": place.name.id, "handle": place.name.handle, "state": place.state, "why": place.why()})
             continue
-        shown.append(wrapped(spool, page, state=state, **_times(place, changed_at)))
+        shown.append(wrapped(spool, page, state=place.state, **_times(place, changed_at)))
     return answer({"pages": shown})
+
+
+def _id(name: str, otherwise: str) -> str | None:
+    """The id in a query parameter, if it is there. Raises Refused."""
+    if name not in request.args:
+        return None
+    return handle_in(single(name, "").zfill(16), f"as in ?{name}=<id>, or {otherwise}").id
+
+
+@blueprint.get("/mailbox")
+def overview() -> Response:
+    """How many pages are in each state: at once, or as soon as something is not as it was when `mark` was given.
+
+    It only looks, so it is no reader whom a page would be for."""
+    mailbox = mailbox_to_read(authorized())
+    known = single("mark", "")
+    wait = min(number("wait", 0, low=0), _LONGEST_WAIT)
+    if not wait:
+        return _told(services(), mailbox)
+    return Later(_changed(services(), mailbox, connection(), known, time.monotonic() + wait))
+
+
+def _changed(relay: Services, mailbox: Mailbox, connection: Connection, known: str, until: float) -> Steps:
+    def changed() -> bool:
+        mailbox.look()  # takes in what a shell brought
+        return known != _mark(relay, mailbox)
+
+    place = Waiting(relay, mailbox, connection, taking=False)
+    try:
+        yield from place.wait(until, changed, _LOOK_SECONDS)
+        return _told(relay, mailbox)
+    except WaitEnded as ended:
+        raise ended.answer from None
+    finally:
+        place.close()
+
+
+def _told(relay: Services, mailbox: Mailbox) -> Response:
+    mailbox.expire_waiting()
+    now = _mark(relay, mailbox)  # before the rest: what happens meanwhile gives another one
+    told = {"number": mailbox.number, "pages": counts(relay.spool, mailbox.number)}
+    return answer({**told, "waiters": relay.switchboard.takers(mailbox.number), "mark": now})
+
+
+def _mark(relay: Services, mailbox: Mailbox) -> str:
+    return f"{mark(relay.spool, mailbox.number)}.{relay.switchboard.takers(mailbox.number)}"
 
 
 @blueprint.get("/receipts/<id>")

@@ -49,7 +49,7 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
     number = address.number_of(receiver)
     no_room(relay.spool, number)
     mailbox = relay.spool.mailbox(number)
-    waiters = relay.switchboard.waiting(number)
+    readers, waiters = relay.switchboard.waiting(number), relay.switchboard.takers(number)
     try:
         sent = send(relay.spool, mailbox, payload, options, empty)
     except Exception:
@@ -61,7 +61,7 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
     if sent.queued is None:
         with contextlib.suppress(OSError):  # the page is delivered, whatever happens now
             accepted["queued"] = mailbox.queued()
-    accepted["last_read"] = when(now() if waiters else mailbox.last_read)  # who waits does not note it all the time
+    accepted["last_read"] = when(now() if readers else mailbox.last_read)  # who waits does not note it all the time
     if sent.due:
         accepted["due_at"] = when(sent.due)
     if sent.expected:

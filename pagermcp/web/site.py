@@ -25,6 +25,12 @@ def start() -> Response:
     return framed("start.html", url=own_url(), url_is_configured=bool(services().settings.public_url))
 
 
+@blueprint.get("/inbox")
+def inbox() -> Response:
+    """A mailbox, for people."""
+    return framed("inbox.html", drawn_images=True, url=own_url())
+
+
 @blueprint.get("/chat")
 def chat() -> Response:
     """The room, for people."""

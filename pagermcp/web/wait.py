@@ -67,8 +67,10 @@ class Place:
         self.waiter = relay.switchboard.enter(mailbox.number, taking, name)
         self._left = False
 
-    def wait(self, until: float, look: Callable[[], T]) -> Generator[Waiter, None, T]:
-        """What `look` finds when it finds something, or at the monotonic time `until`. Raises WaitEnded."""
+    def wait(self, until: float, look: Callable[[], T], every: float = math.inf) -> Generator[Waiter, None, T]:
+        """What `look` finds when it finds something, or at the monotonic time `until`. Raises WaitEnded.
+
+        every: seconds after which it looks again without a ring, for what nobody rings about."""
         woken = False
         while True:
             if self._connection.gone():
@@ -85,8 +87,9 @@ class Place:
             if woken:
                 self._mailbox.make()  # somebody may have removed it, which wakes who waits
                 self._relay.watcher.watch(self._mailbox.number)
-            self._mailbox.note_read()
-            yield self.waiter.parked(min(until, self._mailbox.settles_at))
+            if every == math.inf:  # or else it would write to the disk each time
+                self._mailbox.note_read()
+            yield self.waiter.parked(min(until, self._mailbox.settles_at, time.monotonic() + every))
             woken = True
 
     def close(self) -> None:

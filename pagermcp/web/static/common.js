@@ -39,11 +39,11 @@ export function keep(name, text) {
 
 /**
  * Ask the relay; its answer's JSON. path: relative, as in "healthz". options: those of fetch, and
- * key: the key or number for the Authorization header; json: a value for the body.
+ * key: the key or number for the Authorization header; json: a value for the body; reviver: for JSON.parse.
  * Throws an Error that can be shown: its message has the relay's hint in it. It also has `status` (0 when the relay
  * can't be reached), `code`, `hint` and `answer`. An abort by `signal` is thrown as it is.
  */
-export async function ask(path, { key, json, ...options } = {}) {
+export async function ask(path, { key, json, reviver, ...options } = {}) {
   const headers = new Headers(options.headers);
   if (key) headers.set("Authorization", `Bearer ${key}`);
   if (json !== undefined) {
@@ -54,7 +54,7 @@ export async function ask(path, { key, json, ...options } = {}) {
   let answer = null;
   try {
     response = await fetch(path, { cache: "no-store", ...options, headers });
-    answer = await response.json();
+    answer = JSON.parse(await response.text(), reviver);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     if (!response) throw failure("the relay can't be reached", "is it running, and are you online?", 0, "unreachable");
