@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 Watch = Literal["auto", "observer", "off"]
+Log = Literal["text", "json"]
+Switch = Literal["", "on"]
 OpenRoom = Literal["", "open"]
 
 
@@ -100,6 +102,15 @@ class Settings:
     )
     operator_token_file: str = _setting(
         "", "PAGERMCP_OPERATOR_TOKEN_FILE", "A file with that secret, which no process list or environment shows then."
+    )
+    log: Log = _setting(
+        "text", "PAGERMCP_LOG", "The log on standard error: lines of text, or of JSON.", choices=("text", "json")
+    )
+    log_requests: Switch = _setting(
+        "",
+        "PAGERMCP_LOG_REQUESTS",
+        "on: a line in the log for each request, and its id in the answer.",
+        choices=("on",),
     )
     build: str = _setting("source", "PAGERMCP_BUILD", "What /version calls this build; images set it to their commit.")
 

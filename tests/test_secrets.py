@@ -58,12 +58,12 @@ def test_a_traceback_names_the_number_and_not_the_key(key: str) -> None:
     import logging
     import sys
 
-    from pagermcp.server.serve import RedactingFormatter
+    from pagermcp.server.log import TextFormatter
 
     try:
         raise RuntimeError(f"while serving /mailboxes/{key}/wait")
     except RuntimeError:
         record = logging.LogRecord("waitress", 40, __file__, 1, "Exception on %s", (f"/x/{key}",), sys.exc_info())
-    text = RedactingFormatter("%(message)s").format(record)
+    text = TextFormatter().format(record)
     assert key not in text
     assert text.count(number(key)) == 2

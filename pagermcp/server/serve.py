@@ -14,10 +14,10 @@ from typing import Any
 from waitress.adjustments import Adjustments
 
 import pagermcp
-from pagermcp.address import redact
 from pagermcp.measures import MEASURES
 from pagermcp.server.channel import BODY_SLACK, Channel
 from pagermcp.server.listener import listen
+from pagermcp.server.log import configure
 from pagermcp.server.pool import Pool
 from pagermcp.server.shared import Port, held
 from pagermcp.server.workers import WorkerFailed, Workers
@@ -47,7 +47,7 @@ class ServeFailed(Exception):
 
 def serve(settings: Settings, command: str) -> None:
     """Serve until SIGTERM or SIGINT. `command` is how the user called us, for hints. Raises ServeFailed."""
-    _configure_log()
+    configure(settings.log)
     spool = _spool(settings)
     try:
         with held(spool.path("relay.lock"), spool.file_mode) as ours:
@@ -217,21 +217,6 @@ class Server:
 
     def _channels(self) -> list[Channel]:
         return [channel for channel in list(self._sockets.values()) if isinstance(channel, Channel)]
-
-
-class RedactingFormatter(logging.Formatter):
-    """No key in any log line, whoever wrote it: waitress and Flask name paths in theirs."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
-
-
-def _configure_log() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    log.setLevel(logging.INFO)
-    logging.getLogger("waitress").setLevel(logging.ERROR)  # it warns of every burst, again and again
 
 
 def _raise_descriptor_limit() -> int:

@@ -9,6 +9,9 @@ from pagermcp.spool import Mailbox, Spool
 from pagermcp.web.errors import Refused
 from pagermcp.web.services import services
 
+ADDRESS = "pagermcp.address"
+"""Where the key or number that a request names is in its environment."""
+
 
 def authorized() -> uuid.UUID:
     """The address in the Authorization header: `Bearer <uuid>`, or the bare UUID, as the seed's clients send it.
@@ -28,9 +31,11 @@ def authorized() -> uuid.UUID:
 def address_in(text: str) -> uuid.UUID:
     """The key or number that a text is. Raises Refused."""
     try:
-        return address.parse(text)
+        parsed = address.parse(text)
     except address.InvalidAddress:
         raise unauthorized("the address is not a UUID") from None
+    request.environ[ADDRESS] = parsed
+    return parsed
 
 
 def unauthorized(message: str) -> Refused:

@@ -6,6 +6,7 @@ from pagermcp.spool.census import Census
 from pagermcp.web import errors, leases, lookups, mailboxes, rooms, sending, site, status
 from pagermcp.web.health import Health
 from pagermcp.web.later import parked_or_blocked
+from pagermcp.web.requestlog import log_requests
 from pagermcp.web.services import Services
 
 
@@ -13,6 +14,8 @@ def create_app(relay: Services) -> Flask:
     """The application for one relay. It starts nothing and can be made many times."""
     app = Flask("pagermcp.web")
     app.url_map.merge_slashes = False  # a redirect would repeat a path, and a path may hold a key
+    if relay.settings.log_requests:
+        log_requests(app)
     app.wsgi_app = parked_or_blocked(app.wsgi_app)  # type: ignore[assignment,method-assign]
     app.extensions["pagermcp"] = relay
     app.extensions["pagermcp.health"] = Health(relay.spool)

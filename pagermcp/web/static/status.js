@@ -84,7 +84,7 @@ function show(status) {
     ["Workers", number(status.workers)],
     ["Watching files", state(watching, watching === "ok")],
     ["Watchers restarted", number(status.watcher_restarts)],
-    ["Retention", state(status.retention, status.retention === "ok" || status.workers > 1)],
+    ["Retention", state(status.retention, ["ok", "another process does it"].includes(status.retention))],
     ["Disk free", `${bytes(disk.free_bytes)} of ${bytes(disk.size_bytes)}`],
     ["Posts are refused below", bytes(disk.kept_free_bytes)],
     ...(disk.free_inodes === null ? [] : [["Inodes free", number(disk.free_inodes)]]),
@@ -92,7 +92,7 @@ function show(status) {
   plot(status.pages_per_minute);
   const names = { fsync: "Making durable (fsync)", wake: "From a page to its reader", janitor: "Janitor's pass" };
   fill("durations", Object.entries(status.seconds).map(([name, { count, mean, p50, p99 }]) =>
-    [names[name], number(count), duration(mean), duration(p50, "≤ "), duration(p99, "≤ ")]));
+    [names[name], number(count), duration(mean), ...[p50, p99].map((most) => (count && most === null ? "> 1 min" : duration(most, "≤ ")))]));
   fill("counts", [
     ...Object.entries(status.pages).map(([name, pages]) => [`Pages ${words(name)}`, number(pages)]),
     ["Leases that ran out", number(status.leases_run_out)],
