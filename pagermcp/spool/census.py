@@ -21,7 +21,7 @@ from pagermcp.spool.spool import Spool
 
 _FRESH_SECONDS = 5.0
 _FRESH_TIMES = 10  # a census that took long stays fresh for so many times as long
-_LONGEST_SECONDS = 60.0
+_LONGEST_SECONDS = 180.0
 _WORK_SECONDS, _REST_SECONDS = 0.002, 0.008
 
 log = logging.getLogger(__name__)
