@@ -51,21 +51,22 @@ def main() -> None:
                         measure(step, relay, Path(name), values, notes)
                 disk.pop(NOTHING.name, None)
                 notes += uneven(step, disk) if len(disk) > 1 else []
-    rows: list[report.Row] = [(figure, medians(each)) for figure, each in values.items()]
-    columns = [relay.name for relay in relays]
-    shown = [column for column in columns if column != NOTHING.name] or columns
-    when = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, {machine}"
-    print(f"{when}\n\n{report.table(rows, columns)}")
-    print("".join(f"{note}\n" for note in notes))
-    print(report.chart(rows, shown))
-    if options.json:
-        told = {"when": when, "figures": dict(rows), "notes": notes}
-        options.json.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
-    try:
-        report.picture(rows, shown, options.png, when)
-        print(f"The chart: {options.png}")
-    except ImportError:
-        print("No PNG, since matplotlib is missing: ./dev bench installs it.")
+        # told before the folders are removed, which takes minutes
+        rows: list[report.Row] = [(figure, medians(each)) for figure, each in values.items()]
+        columns = [relay.name for relay in relays]
+        shown = [column for column in columns if column != NOTHING.name] or columns
+        when = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, {machine}"
+        print(f"{when}\n\n{report.table(rows, columns)}")
+        print("".join(f"{note}\n" for note in notes))
+        print(report.chart(rows, shown))
+        if options.json:
+            told = {"when": when, "figures": dict(rows), "notes": notes}
+            options.json.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+        try:
+            report.picture(rows, shown, options.png, when)
+            print(f"The chart: {options.png}")
+        except ImportError:
+            print("No PNG, since matplotlib is missing: ./dev bench installs it.")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
