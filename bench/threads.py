@@ -2,6 +2,7 @@
 
 Run as the relay is: python threads.py serve --port 0 --data-dir FOLDER"""
 
+import importlib
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -9,18 +10,18 @@ from typing import Any
 
 from waitress import create_server
 
-import pagermcp.server.serve
 from pagermcp.cli import main
 from pagermcp.settings import Settings
 
 _THREADS = 534
+serving = importlib.import_module("pagermcp.server.serve")  # the package has a function of that name
 
 
 class PlainServer:
     """In place of our `Server`."""
 
     def __init__(self, app: Callable[..., Any], settings: Settings, command: str, sockets: Sequence[Any] = ()) -> None:
-        pagermcp.server.serve._raise_descriptor_limit()
+        serving._raise_descriptor_limit()
         options = {"connection_limit": 15_000, "backlog": 4096, "asyncore_use_poll": True}
         self._server = create_server(app, host=settings.host, port=settings.port, threads=_THREADS, **options)
         self.url = f"http://127.0.0.1:{self._server.effective_port}"
@@ -39,5 +40,5 @@ class PlainServer:
             drain()
 
 
-pagermcp.server.serve.Server = PlainServer  # type: ignore[assignment,misc]
+serving.Server = PlainServer  # type: ignore[attr-defined]
 main()
