@@ -636,5 +636,6 @@ def test_a_stop_cuts_those_who_have_had_a_space_so_that_it_is_no_blank_answer(he
     assert heartbeats.ended().relay.stop() == 0
     for n, waiter in enumerate(heartbeats.left):
         waiter.rest()
-        assert waiter.came.partition(b"\r\n\r\n")[2] == (b" " if n % 2 else b"1\r\n \r\n")
+        space, body = b" " if n % 2 else b"1\r\n \r\n", waiter.came.partition(b"\r\n\r\n")[2]
+        assert body == space * (len(body) // len(space)) != b""  # one, or two on a slow machine
         assert waiter.was_reset or not n % 2  # without chunks an ordinary end would be a whole answer
