@@ -84,7 +84,8 @@ async function refresh() {
   if (mine !== turn) return;
   const oldest = answer.pages[0]?.id ?? "";
   const whole = answer.pages.length < limit;
-  const older = whole ? [] : [...pages.values()].filter((page) => page.id < oldest);
+  const joins = [...pages.keys()].some((id) => id >= oldest); // or else there are some in between that nobody has got
+  const older = whole || !joins ? [] : [...pages.values()].filter((page) => page.id < oldest);
   if (whole || older.length === 0) more = !whole;
   pages = new Map([...answer.pages.toReversed(), ...older].map((page) => [page.id, page]));
   for (const page of answer.pages) seenAt.set(page.id, performance.now());
