@@ -389,6 +389,29 @@ def test_no_page_is_left_out_when_more_have_come_meanwhile_than_are_got_at_once(
     assert len(ids) == 371
 
 
+def test_the_longer_the_relay_takes_to_show_pages_the_less_often_it_is_asked(
+    relay: Relay, page: Page, key: str
+) -> None:
+    page.add_init_script("""
+        const plain = fetch;
+        window.asked = [];
+        window.fetch = async (path, options) => {
+          if (!path.startsWith("pages?")) return plain(path, options);
+          asked.push(performance.now());
+          await new Promise((resolve) => setTimeout(resolve, 500));
+          return plain(path, options);
+        };
+    """)
+    enter(page, relay, key)
+    for _ in range(100):  # fewer than a mailbox holds
+        relay.notify(key)
+        page.wait_for_timeout(100)
+        if page.evaluate("asked.length") == 3:
+            break
+    first, second, third = page.evaluate("asked")
+    assert min(second - first, third - second) > 5 * 500
+
+
 def test_it_works_over_plain_http_by_another_name_than_localhost(relay: Relay, page: Page, key: str) -> None:
     relay.url = relay.url.replace("127.0.0.1", PLAIN)
     page.goto(f"{relay.url}/inbox")
