@@ -366,6 +366,52 @@ def test_it_goes_on_after_the_relay_was_away(start_relay: Callable[..., Relay], 
     expect(page.locator("#link")).to_have_text("live")
 
 
+def test_no_page_is_left_out_when_more_have_come_meanwhile_than_are_got_at_once(
+    relay: Relay, page: Page, key: str
+) -> None:
+    first = archive(relay, key, 120, lambda n: {"message": f"before {n}"})
+    enter(page, relay, key)
+    expect(cards(page)).to_have_count(50)
+    page.context.set_offline(True)
+    expect(page.locator("#link")).to_have_text("not live", timeout=LOOKED)
+    folder = next((relay.spool / "archive").iterdir()) / number(key)
+    content = (folder / f"{first[0]}.json").read_text()
+    for n in range(250):  # between those and the one that comes now
+        (folder / f"{int(first[-1]) + 16 * (n + 1):016d}.json").write_text(content)
+    last = relay.notify(key, "the last one").json()["id"]
+    page.context.set_offline(False)
+    expect(card(page, last)).to_be_visible(timeout=LOOKED)
+    while page.locator("#more").is_visible():
+        page.locator("#more").scroll_into_view_if_needed()
+        page.wait_for_timeout(100)
+    ids = cards(page).evaluate_all("items => items.map((item) => item.dataset.id)")
+    assert ids == sorted(ids, reverse=True)
+    assert len(ids) == 371
+
+
+def test_the_longer_the_relay_takes_to_show_pages_the_less_often_it_is_asked(
+    relay: Relay, page: Page, key: str
+) -> None:
+    page.add_init_script("""
+        const plain = fetch;
+        window.asked = [];
+        window.fetch = async (path, options) => {
+          if (!path.startsWith("pages?")) return plain(path, options);
+          asked.push(performance.now());
+          await new Promise((resolve) => setTimeout(resolve, 500));
+          return plain(path, options);
+        };
+    """)
+    enter(page, relay, key)
+    for _ in range(100):  # fewer than a mailbox holds
+        relay.notify(key)
+        page.wait_for_timeout(100)
+        if page.evaluate("asked.length") == 3:
+            break
+    first, second, third = page.evaluate("asked")
+    assert min(second - first, third - second) > 5 * 500
+
+
 def test_it_works_over_plain_http_by_another_name_than_localhost(relay: Relay, page: Page, key: str) -> None:
     relay.url = relay.url.replace("127.0.0.1", PLAIN)
     page.goto(f"{relay.url}/inbox")

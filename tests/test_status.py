@@ -274,6 +274,17 @@ def test_the_page_has_no_figures_without_the_token(relay: Relay, page: Page) -> 
     assert page.evaluate("JSON.stringify({...sessionStorage})") == "{}"
 
 
+def test_what_no_header_can_hold_is_no_token_and_another_can_be_given(relay: Relay, page: Page) -> None:
+    page.goto(f"{relay.url}/status")
+    page.fill("#token", f"{TOKEN}\u2026")  # as copied from a terminal that cuts its lines
+    page.press("#token", "Enter")
+    expect(page.locator("#trouble")).to_contain_text("copy it again")
+    assert page.evaluate("JSON.stringify({...sessionStorage})") == "{}"
+    page.fill("#token", TOKEN)
+    page.press("#token", "Enter")
+    expect(page.locator("#figures")).to_be_visible()
+
+
 def test_the_page_shows_figures_that_follow(relay: Relay, open_page: Page, key: str) -> None:
     assert cell(open_page, "Waiters") == "0"
     for _ in range(3):

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import hashlib
 import os
 import re
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 STATES = ("waiting", "leased", "scheduled", "archived", "dead")
 ANY = "any"
+_TOP = {"archived": "archive", "dead": "dead"}
 _ENDED = re.compile(r"([0-9.]+)(?:\.(expired|replaced|cleared))?\.json", re.ASCII)
 
 
@@ -60,7 +62,32 @@ def listing(spool: "Spool", number: str, state: str) -> list[Place]:
 
 def counts(spool: "Spool", number: str) -> dict[str, int]:
     """How many pages of a mailbox are in each state. Raises OSError."""
-    return {state: sum(1 for _ in _places(spool, number, state, "", lambda name: True)) for state in STATES}
+    return {state: _count(spool, number, state) for state in STATES}
+
+
+def _count(spool: "Spool", number: str, state: str) -> int:
+    if state not in _TOP:
+        return sum(1 for _ in _places(spool, number, state, "", lambda name: True))
+    total = 0
+    for day in spool.days():
+        folder = spool.path(_TOP[state], day, number)
+        with contextlib.suppress(FileNotFoundError):
+            mtime = os.stat(folder).st_mtime_ns
+            just_now = abs(time.time_ns() - mtime) < MTIME_GRAIN_NS  # then it may change again and show the same mtime
+            total += (_ended_in.__wrapped__ if just_now else _ended_in)(folder, mtime)
+    return total
+
+
+@functools.lru_cache(maxsize=4096)  # days that are over are most of an archive, and do not change
+def _ended_in(folder: str, mtime: int) -> int:
+    return sum(1 for file in files.names(folder) if _ended(file))
+
+
+def _ended(file: str) -> tuple[PageName, str | None] | None:
+    """The page whose file has this name, and the outcome in it."""
+    match = _ENDED.fullmatch(file)
+    name = PageName.parse_handle(match[1]) if match else None
+    return (name, match[2]) if match and name else None
 
 
 def mark(spool: "Spool", number: str) -> str:
@@ -85,15 +112,12 @@ def _places(spool: "Spool", number: str, state: str, day: str, wanted: Callable[
             if due and due.number == number and wanted(due.page.file):
                 yield Place(due.page, state, f"{folder}/{file}", due=due.at)
         return
-    if state in ("archived", "dead"):
-        top = {"archived": "archive", "dead": "dead"}[state]
-        folders = [spool.path(top, one, number) for one in spool.days() if one >= day]
+    if state in _TOP:
+        folders = [spool.path(_TOP[state], one, number) for one in spool.days() if one >= day]
     else:
         folders = [spool.path({"waiting": "new", "leased": "leased"}[state], number)]
     for folder in folders:
         for file in filter(wanted, files.names(folder)):
-            match = _ENDED.fullmatch(file)
-            name = PageName.parse_handle(match[1]) if match else None
-            if match and name:
-                outcome = (match[2] or "acknowledged") if state == "archived" else None
-                yield Place(name, state, os.path.join(folder, file), outcome)
+            if ended := _ended(file):
+                outcome = (ended[1] or "acknowledged") if state == "archived" else None
+                yield Place(ended[0], state, os.path.join(folder, file), outcome)

@@ -41,10 +41,12 @@ export function keep(name, text) {
  * Ask the relay; its answer's JSON. path: relative, as in "healthz". options: those of fetch, and
  * key: the key or number for the Authorization header; json: a value for the body; reviver: for JSON.parse.
  * Throws an Error that can be shown: its message has the relay's hint in it. It also has `status` (0 when the relay
- * can't be reached), `code`, `hint` and `answer`. An abort by `signal` is thrown as it is.
+ * can't be reached), `code`, `hint` and `answer`. An abort by `signal` is thrown as it is. A key that can't be in a
+ * header is refused as the relay refuses one that is none.
  */
 export async function ask(path, { key, json, reviver, ...options } = {}) {
   const headers = new Headers(options.headers);
+  if (/[^\x20-\x7e]/.test(key ?? "")) throw failure("what was given has characters in it that no key has", "copy it again", 401, "unauthorized");
   if (key) headers.set("Authorization", `Bearer ${key}`);
   if (json !== undefined) {
     headers.set("Content-Type", "application/json");

@@ -5,7 +5,8 @@ import { KEY, NUMBER, addCopyButtons, announce, ask, keep, kept, refreshTimes } 
 
 const WAIT_SECONDS = 50;
 const PATIENCE_MS = 70000; // then the connection is taken for dead
-const GATHER_MS = 300; // changes that come close together are shown together
+const GATHER_MS = 300; // changes that come close together are shown together,
+const BREATHS = 4; // and for so many times as long as showing them took, so that a busy relay is not kept busy by who looks
 const LONGEST_PAUSE_MS = 30000;
 const PORTION = 100;
 const MOST = 1000; // pages in one answer
@@ -51,11 +52,12 @@ async function follow() {
       const told = await relay(mark ? `mailbox?wait=${WAIT_SECONDS}&mark=${mark}` : "mailbox", { signal });
       if (mine !== polling) return;
       opened(told);
-      if (told.mark !== mark) await refresh();
+      const asked = performance.now();
+      if (told.mark !== mark) await refresh({ signal });
       mark = told.mark;
       pause = 1000;
       fine();
-      await sleep(GATHER_MS);
+      await sleep(Math.max(GATHER_MS, BREATHS * (performance.now() - asked)));
     } catch (error) {
       if (mine !== polling) return;
       if (error.status === 401 || error.status === 403) return refuse(error);
@@ -77,14 +79,15 @@ function sleep(ms) {
 }
 
 /** Get the latest pages of this view again, as many as there were. */
-async function refresh() {
+async function refresh(options) {
   const mine = turn;
   const limit = Math.min(MOST, Math.max(PORTION, pages.size));
-  const answer = await relay(`pages?state=${view}&limit=${limit}`);
+  const answer = await relay(`pages?state=${view}&limit=${limit}`, options);
   if (mine !== turn) return;
   const oldest = answer.pages[0]?.id ?? "";
   const whole = answer.pages.length < limit;
-  const older = whole ? [] : [...pages.values()].filter((page) => page.id < oldest);
+  const joins = [...pages.keys()].some((id) => id >= oldest); // or else there are some in between that nobody has got
+  const older = whole || !joins ? [] : [...pages.values()].filter((page) => page.id < oldest);
   if (whole || older.length === 0) more = !whole;
   pages = new Map([...answer.pages.toReversed(), ...older].map((page) => [page.id, page]));
   for (const page of answer.pages) seenAt.set(page.id, performance.now());
