@@ -96,15 +96,18 @@ class Settings:
     operator_token: str = _setting(
         "",
         "PAGERMCP_OPERATOR_TOKEN",
-        "Who has this secret sees /status and /metrics, which are 404 without it.",
+        "Who has this secret sees /status and /metrics; while none is set, they are 404.",
         pattern=r"[A-Za-z0-9._~+/=-]{16,256}",
         secret=True,
     )
     operator_token_file: str = _setting(
-        "", "PAGERMCP_OPERATOR_TOKEN_FILE", "A file with that secret, which no process list or environment shows then."
+        "", "PAGERMCP_OPERATOR_TOKEN_FILE", "A file with the operator's secret, so that no environment shows it."
     )
     log: Log = _setting(
-        "text", "PAGERMCP_LOG", "The log on standard error: lines of text, or of JSON.", choices=("text", "json")
+        "text",
+        "PAGERMCP_LOG",
+        "How the log on standard error is written: text, or json, an object on each line.",
+        choices=("text", "json"),
     )
     log_requests: Switch = _setting(
         "",

@@ -117,7 +117,7 @@ class _Collector:
             until = [sum(counts[: place + 1]) for place in range(len(counts))]
             buckets = [*zip(map(str, map(float, BOUNDS)), until, strict=False), ("+Inf", until[-1])]
             yield HistogramMetricFamily(f"pagermcp_{name}_seconds", what, buckets=buckets, sum_value=seconds)
-        yield from gauge("waiters", "Requests that wait for pages or messages.", MEASURES.total("waiters"))
+        yield from gauge("waiters", "Requests that wait, also those that only look.", MEASURES.total("waiters"))
         yield from gauge("workers", "Processes that serve.", services().settings.workers)
         watching = GaugeMetricFamily("pagermcp_watching", "0 ok, 1 degraded, 2 off.", labels=["worker"])
         for worker, watched in enumerate(_watching()):
