@@ -110,11 +110,11 @@ class Measures:
 
     @property
     def noted(self) -> list[float]:
-        """Up to 16 numbers that one process has noted for all; at first they are 0."""
+        """Up to 16 numbers that one process has noted for all, the first of them last; before that they are 0."""
         return list(self._all[-_COMMON:])
 
     def note(self, numbers: Sequence[float]) -> None:
-        for place, value in enumerate(numbers):
+        for place, value in reversed(list(enumerate(numbers))):  # whoever looks at when it was finds the rest there
             self._all[SLOTS * _SIZE + place] = value
 
 

@@ -59,6 +59,17 @@ def page(context: BrowserContext) -> Page:
     return context.new_page()
 
 
+def hide(page: Page, hidden: bool = True) -> None:
+    """Have the page believe that another tab is in front of it (a headless browser shows all of its tabs)."""
+    page.evaluate(
+        """(hidden) => {
+          Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        hidden,
+    )
+
+
 def axe(page: Page) -> None:
     """Fail when axe-core finds a serious or critical violation in the page as it is now."""
     session = page.context.new_cdp_session(page)  # not bound by the page's policy

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from browsing import PLAIN, axe, fits, shoot
+from browsing import PLAIN, axe, fits, hide, shoot
 from conftest import Relay, new_key, until
 from playwright.sync_api import Page, expect
 from test_rooms import Talk
@@ -84,6 +84,28 @@ def test_it_goes_on_after_the_relay_was_away(start_relay: Callable[..., Relay], 
     again = start_relay(PAGERMCP_ROOM="open", PORT=relay.port)
     Talk(again).say("a", "after")
     expect(page.locator("#log li")).to_have_count(2, timeout=20000)
+
+
+def test_a_hidden_tab_keeps_no_request_waiting_and_is_up_to_date_as_soon_as_it_is_shown(
+    relay: Relay, page: Page
+) -> None:
+    who_is_there = page.expect_response("**/api/messages?since=0&limit=1")
+    with page.expect_request("**/api/messages?*wait=50"), who_is_there:
+        page.goto(f"{relay.url}/chat")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    with (
+        page.expect_event("requestfailed", lambda request: request.url.endswith("wait=50")),
+        page.expect_response("**/api/messages?*wait=0"),
+    ):
+        hide(page)
+    Talk(relay).say("a", "meanwhile")
+    page.wait_for_timeout(6000)  # longer than between two looks at who is there
+    assert [url for url in asked if "/api/" in url] == [f"{relay.url}/api/messages?since=0&wait=0"]
+    with page.expect_request("**/api/messages?*wait=50"):
+        hide(page, False)
+        expect(page.locator("#log li")).to_have_count(1, timeout=2000)
+    assert page.locator("#state").inner_text() == ""
 
 
 def test_a_keyed_room_asks_for_its_key_and_keeps_it_out_of_the_url(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browsing import DESKTOP, PLAIN, axe, fits, shoot
+from browsing import DESKTOP, PLAIN, axe, fits, hide, shoot
 from conftest import Relay, number, until
 from playwright.sync_api import Locator, Page, Request, expect
 
@@ -116,7 +116,7 @@ def test_title_and_icon_count_what_waits(relay: Relay, page: Page, key: str) -> 
     expect(icon).to_have_attribute("href", "static/icon.svg")
     for n in range(2):
         relay.notify(key, str(n))
-    expect(page).to_have_title("(2) Inbox · PagerMCP", timeout=LOOKED)
+    expect(page).to_have_title("(3) Inbox · PagerMCP", timeout=LOOKED)
     expect(icon).to_have_attribute("href", re.compile("data:image/svg.*%3E2%3C"))
     expect(page.locator("#views [data-view='waiting']")).to_have_text("Waiting 2")
     relay.lease(key, "lease=60&max=2")
@@ -213,6 +213,25 @@ def test_a_page_that_has_moved_on_meanwhile_is_shown_as_it_is_with_the_reason(
     button.click()
     expect(page.locator("#said")).to_contain_text("is scheduled as")
     expect(state_of(page, id)).to_have_text("scheduled")
+
+
+def test_a_page_that_is_too_old_for_the_latest_portion_is_followed_when_something_is_done_with_it(
+    relay: Relay, page: Page, key: str
+) -> None:
+    def two_at_once(route: Any) -> None:
+        source = relay.get("/static/inbox.js").text
+        fewer = re.sub("const (MOST|PORTION) = [0-9]+", r"const \1 = 2", source)
+        assert fewer != source
+        route.fulfill(body=fewer, content_type="text/javascript")
+
+    page.route("**/inbox.js", two_at_once)
+    id = relay.notify(key, json={"JOB_ID": "first"}).json()["id"]
+    enter(page, relay, key)
+    for count in (2, 3, 4):
+        relay.notify(key)
+        expect(cards(page)).to_have_count(count)
+    card(page, id).get_by_role("button", name="Acknowledge").click()
+    expect(state_of(page, id)).to_have_text("archived")
 
 
 def test_a_test_page_can_be_sent_and_says_whether_somebody_waited(relay: Relay, page: Page, key: str) -> None:
@@ -364,6 +383,32 @@ def test_it_goes_on_after_the_relay_was_away(start_relay: Callable[..., Relay], 
     expect(cards(page)).to_have_count(2, timeout=30000)
     expect(page.locator("#trouble")).to_be_hidden()
     expect(page.locator("#link")).to_have_text("live")
+
+
+def test_a_hidden_tab_keeps_no_request_waiting_and_is_up_to_date_as_soon_as_it_is_shown(
+    relay: Relay, page: Page, key: str
+) -> None:
+    relay.notify(key, "before")
+    with page.expect_request("**/mailbox?wait=*"):
+        enter(page, relay, key)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    with (
+        page.expect_event("requestfailed", lambda request: "mailbox?wait=" in request.url),
+        page.expect_response("**/mailbox"),
+    ):
+        hide(page)
+    relay.notify(key, "meanwhile")
+    page.wait_for_timeout(3000)
+    assert asked == [f"{relay.url}/mailbox"]
+    expect(page.locator("#trouble")).to_be_hidden()
+    expect(cards(page)).to_have_count(1)
+    with page.expect_request("**/mailbox?wait=*"):
+        hide(page, False)
+        expect(cards(page)).to_have_count(2, timeout=SOON)
+    hide(page)
+    relay.notify(key, "again")
+    expect(page).to_have_title("(2) Inbox · PagerMCP", timeout=15000)  # in the row of tabs it is seen all the same
 
 
 def test_no_page_is_left_out_when_more_have_come_meanwhile_than_are_got_at_once(

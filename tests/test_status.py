@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import requests
-from browsing import DESKTOP, PHONE, axe, fits, shoot
+from browsing import DESKTOP, PHONE, axe, fits, hide, shoot
 from conftest import REPOSITORY, Relay, new_key, until
 from playwright.sync_api import Page, expect
 from test_serve import run
@@ -304,6 +304,17 @@ def test_the_page_shows_figures_that_follow(relay: Relay, open_page: Page, key: 
     open_page.reload()
     expect(open_page.locator("#ask")).to_be_visible()
     assert not waiting.done()
+
+
+def test_a_hidden_tab_asks_for_nothing_until_it_is_shown(relay: Relay, open_page: Page, key: str) -> None:
+    hide(open_page)
+    relay.notify(key)
+    asked: list[str] = []
+    open_page.on("request", lambda request: asked.append(request.url))
+    open_page.wait_for_timeout(6000)  # longer than between two looks
+    assert asked == []
+    hide(open_page, False)
+    open_page.wait_for_function("document.getElementById('rate-said').textContent.startsWith('1 in')", timeout=2000)
 
 
 def test_the_page_is_accessible_and_fits(relay: Relay, open_page: Page) -> None:

@@ -16,6 +16,7 @@ from conftest import Relay, new_key, number, require, until
 
 from pagermcp.settings import Settings
 from pagermcp.spool import Janitor, Spool
+from pagermcp.spool.page import PageName
 from pagermcp.waking import Switchboard, make_watcher
 from pagermcp.web import create_app
 from pagermcp.web.services import Services
@@ -262,6 +263,25 @@ def test_a_stop_that_comes_just_before_the_look_is_not_missed(services: Services
     answer = client.get(f"/mailboxes/{key}/wait", environ_overrides={"waitress.client_disconnected": stop_now})
     assert answer.status_code == 503
     assert time.monotonic() - began < 10
+
+
+def test_a_page_that_is_taken_while_a_person_acknowledges_it_is_acknowledged(
+    services: Services, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, mailbox = create_app(services).test_client(), services.spool.mailbox(number(key))
+    headers = {"Authorization": key}
+    accepted = client.post("/notify", data="hi", headers=headers).json
+    assert accepted is not None
+    acknowledge_waiting = mailbox.acknowledge_waiting
+
+    def too_late(name: PageName) -> bool:
+        assert mailbox.claim(60)
+        return acknowledge_waiting(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mailbox, "acknowledge_waiting", too_late)
+        answer = client.post("/ack", json={"ids": [accepted["id"]], "waiting": True}, headers=headers)
+    assert answer.json == {"acknowledged": [accepted["id"]]}
 
 
 def test_a_wait_whose_page_cannot_be_given_back_still_gives_back_its_place(

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import functools
 import hashlib
+import itertools
 import os
 import re
 import time
@@ -52,12 +53,28 @@ def find(spool: "Spool", number: str, id: str) -> Place | None:
     return None
 
 
-def listing(spool: "Spool", number: str, state: str) -> list[Place]:
-    """All pages of a mailbox in one state, or in ANY, by id. Raises OSError."""
-    if state != ANY:
-        return sorted(_places(spool, number, state, "", lambda name: True))
-    latest = {place.name.id: place for one in STATES for place in _places(spool, number, one, "", lambda name: True)}
-    return sorted(latest.values())  # one that moves on meanwhile is met twice, and was later where it was met later
+def listing(
+    spool: "Spool",
+    number: str,
+    state: str,
+    most: int | None = None,
+    *,
+    since: str | None = None,
+    before: str | None = None,
+) -> list[Place]:
+    """The pages of a mailbox in one state, or in ANY, by id: the first ones with a higher id than `since`; without it
+    the last ones (with a lower id than `before`). All by default. Raises OSError."""
+
+    def wanted(file: str) -> bool:
+        return (since is None or file[:16] > since) and (before is None or file[:16] < before)
+
+    first = since is not None
+    found: dict[str, Place] = {}
+    # one that moves on meanwhile is met twice, and was later where it was met later; leased ones may be given back
+    for one in (*STATES, "waiting") if state == ANY else (state,):
+        found |= {place.name.id: place for place in _places(spool, number, one, "", wanted, most, first)}
+    places = sorted(found.values())
+    return places[:most] if first or most is None else places[-most:]
 
 
 def counts(spool: "Spool", number: str) -> dict[str, int]:
@@ -104,7 +121,16 @@ def mark(spool: "Spool", number: str) -> str:
     return hashlib.sha256(repr(seen).encode()).hexdigest()[:20]
 
 
-def _places(spool: "Spool", number: str, state: str, day: str, wanted: Callable[[str], bool]) -> Iterator[Place]:
+def _places(
+    spool: "Spool",
+    number: str,
+    state: str,
+    day: str,
+    wanted: Callable[[str], bool],
+    most: int | None = None,
+    first: bool = True,
+) -> Iterator[Place]:
+    """The pages in one state, since that day, with a wanted name: of each folder so many at most, its first or last."""
     if state == "scheduled":
         folder = spool.path("scheduled")
         for file in files.names(folder):
@@ -117,7 +143,10 @@ def _places(spool: "Spool", number: str, state: str, day: str, wanted: Callable[
     else:
         folders = [spool.path({"waiting": "new", "leased": "leased"}[state], number)]
     for folder in folders:
-        for file in filter(wanted, files.names(folder)):
-            if ended := _ended(file):
-                outcome = (ended[1] or "acknowledged") if state == "archived" else None
-                yield Place(ended[0], state, os.path.join(folder, file), outcome)
+        in_order = sorted(
+            filter(wanted, files.names(folder)), reverse=not first
+        )  # a name is parsed when it is asked for
+        pages = ((file, ended) for file in in_order if (ended := _ended(file)))
+        for file, (name, how) in itertools.islice(pages, most):
+            outcome = (how or "acknowledged") if state == "archived" else None
+            yield Place(name, state, os.path.join(folder, file), outcome)

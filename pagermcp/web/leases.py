@@ -67,7 +67,9 @@ def acknowledge() -> Response:
         raise Refused(400, "bad_parameter", "waiting must be true or false", 'as in {"ids":[…],"waiting":true}')
 
     def act(name: PageName) -> bool:
-        return mailbox.acknowledge(name) or (waiting and mailbox.acknowledge_waiting(name))
+        if waiting and mailbox.acknowledge_waiting(name):
+            return True
+        return mailbox.acknowledge(name)  # after that, since somebody may have taken it just now
 
     return answer({"acknowledged": _each(mailbox, names, "acknowledged", act)})
 

@@ -38,24 +38,23 @@ def pages() -> Response:
     limit = int(number("limit", 100, low=1, high=_MOST_PAGES, whole=True))
     spool = services().spool
     mailbox.expire_waiting()
-    places = listing(spool, mailbox.number, state)
     since, before = _id("since", "0 for the first ones"), _id("before", "nothing for the last ones")
     if since is not None and before is not None:
         raise Refused(400, "bad_parameter", "since and before go in two directions", "give one of them")
-    if since is not None:
-        places = [place for place in places if place.name.id > since][:limit]
-    if before is not None:
-        places = [place for place in places if place.name.id < before]
     shown: list[dict[str, object]] = []
-    for place in places[-limit:]:
+    for listed in listing(spool, mailbox.number, state, limit, since=since, before=before):
         try:
-            page, changed_at = place.read(spool)
-        except FileNotFoundError:
+            place, page, changed_at = _found(mailbox.number, listed.name.id, listed)
+        except Refused:
+            continue  # deleted meanwhile
+        except OSError:
+            place, page, changed_at = listed, None, None
+        if state not in (ANY, place.state):
             continue  # it moved on meanwhile
-        except (BadPage, OSError):
+        if page is None:
             shown.append({"id": place.name.id, "handle": place.name.handle, "state": place.state, "why": place.why()})
-            continue
-        shown.append(wrapped(spool, page, state=place.state, **_times(place, changed_at)))
+        else:
+            shown.append(wrapped(spool, page, state=place.state, **_times(place, changed_at)))
     return answer({"pages": shown})
 
 
@@ -102,7 +101,9 @@ def _told(relay: Services, mailbox: Mailbox) -> Response:
 
 
 def _mark(relay: Services, mailbox: Mailbox) -> str:
-    return f"{mark(relay.spool, mailbox.number)}.{relay.switchboard.takers(mailbox.number)}"
+    # every worker has waiters of its own, and the next question may come to another one
+    takers = relay.switchboard.takers(mailbox.number) if relay.settings.workers == 1 else 0
+    return f"{mark(relay.spool, mailbox.number)}.{takers}"
 
 
 @blueprint.get("/receipts/<id>")
@@ -147,10 +148,12 @@ def replay() -> Response:
     return answer({"replayed": replayed})
 
 
-def _found(box: str, id: str) -> tuple[Place, Page | None, datetime.datetime | None]:
-    """Where a page is, what it is if it is one, and its file's mtime. Raises Refused, OSError."""
+def _found(box: str, id: str, place: Place | None = None) -> tuple[Place, Page | None, datetime.datetime | None]:
+    """Where a page is, what it is if it is one, and its file's mtime. Raises Refused, OSError.
+
+    place: where it was just now."""
     for _ in range(_LOOKS):
-        place = find(services().spool, box, id)
+        place = place or find(services().spool, box, id)
         if place is None:
             break
         try:
@@ -158,7 +161,7 @@ def _found(box: str, id: str) -> tuple[Place, Page | None, datetime.datetime | N
         except BadPage:
             return place, None, None
         except FileNotFoundError:
-            continue  # it has moved on just now
+            place = None  # it has moved on just now
     raise no_such_page(id)
 
 

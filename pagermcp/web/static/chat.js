@@ -1,10 +1,11 @@
 // The room's page: the log by long poll, who is there, posting as `user`. Text from others is only ever set as text.
 
-import { ask, keep, kept, part } from "./common.js";
+import { HIDDEN_MS, ask, keep, kept, part, rest, whileShown } from "./common.js";
 
 const ME = "user";
 const ROOM_KEY = "pagermcp room key"; // in sessionStorage
 const WAIT_SECONDS = 50;
+const EVERY_MS = 5000; // so often it is asked who is there
 const SHOWN = 500; // messages on the page
 const element = (id) => document.getElementById(id);
 const log = element("log");
@@ -12,6 +13,7 @@ const log = element("log");
 let key = kept(ROOM_KEY);
 let last = 0; // the id of the latest message that was shown
 let archive = false;
+let away = false; // the last question to the log had no answer
 let turn = 0; // rises with each change of view, so that answers to earlier questions are dropped
 
 const room = (path, options) => ask(`api/${path}`, { key, ...options });
@@ -54,23 +56,32 @@ async function follow() {
   log.replaceChildren();
   last = 0;
   let pause = 1000;
-  let query = archive ? `archived=1&limit=${SHOWN}` : `limit=${SHOWN}`;
+  let begun = false;
   while (mine === turn) {
+    const latest = archive ? `archived=1&limit=${SHOWN}` : `limit=${SHOWN}`;
+    const query = begun ? `since=${last}&wait=${document.hidden ? 0 : WAIT_SECONDS}` : latest;
+    const asking = whileShown();
     try {
-      const { messages } = await room(`messages?${query}`);
+      const { messages } = await room(`messages?${query}`, { signal: asking.signal });
       if (mine !== turn) return;
+      away = false;
       lock(false);
       show(messages);
       say(archive ? "The archive" : "");
       if (archive) return;
       pause = 1000;
-      query = `since=${last}&wait=${WAIT_SECONDS}`;
+      begun = true;
+      if (document.hidden) await rest(HIDDEN_MS);
     } catch (error) {
       if (mine !== turn) return;
+      if (error.name === "AbortError") continue; // it was hidden
+      away = true;
       tell(error);
       if (error.status === 401 || error.status === 403 || error.status === 409) return;
-      await new Promise((resolve) => setTimeout(resolve, pause));
+      await rest(pause);
       pause = Math.min(2 * pause, 30000);
+    } finally {
+      asking.abort();
     }
   }
 }
@@ -155,5 +166,7 @@ element("key").addEventListener("submit", (event) => {
 });
 
 follow();
-look();
-setInterval(look, 5000);
+for (;;) {
+  if (!document.hidden && !away) await look();
+  await rest(EVERY_MS);
+}

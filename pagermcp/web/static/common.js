@@ -71,6 +71,33 @@ function failure(message, hint, status, code, answer = null) {
   return Object.assign(new Error(hint ? `${message} (${hint})` : message), { status, code, hint, answer });
 }
 
+// ---- hidden tabs. A browser has six connections to one relay for all tabs, so one that is hidden keeps none waiting.
+
+export const HIDDEN_MS = 10000; // so long a hidden tab rests between two questions
+
+/** A controller whose signal also aborts when this tab gets hidden. Abort it when the question is over. */
+export function whileShown() {
+  const controller = new AbortController();
+  const hide = () => document.hidden && controller.abort();
+  document.addEventListener("visibilitychange", hide, { signal: controller.signal });
+  return controller;
+}
+
+/** Rest for so long; a tab that comes to the front, or gets online, goes on at once. */
+export function rest(ms) {
+  return new Promise((resolve) => {
+    const over = new AbortController();
+    const end = () => {
+      clearTimeout(timer);
+      over.abort();
+      resolve();
+    };
+    const timer = setTimeout(end, ms);
+    window.addEventListener("online", end, { signal: over.signal });
+    document.addEventListener("visibilitychange", () => document.hidden || end(), { signal: over.signal });
+  });
+}
+
 // ---- times
 
 const RELATIVE = new Intl.RelativeTimeFormat("en", { numeric: "auto", style: "short" });

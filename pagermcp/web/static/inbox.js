@@ -1,7 +1,7 @@
 // The inbox: what is in a mailbox, live. It looks by GET /mailbox and GET /pages, which take nothing from whoever waits.
 
 import { card, isStale, signature, titleOf } from "./card.js";
-import { KEY, NUMBER, addCopyButtons, announce, ask, keep, kept, refreshTimes } from "./common.js";
+import { HIDDEN_MS, KEY, NUMBER, addCopyButtons, announce, ask, keep, kept, refreshTimes, rest, whileShown } from "./common.js";
 
 const WAIT_SECONDS = 50;
 const PATIENCE_MS = 70000; // then the connection is taken for dead
@@ -27,7 +27,6 @@ let known = null; // ids of all that had come, so as to tell what is new
 let turn = 0; // rises with each key and view, so that answers to earlier questions are dropped
 let polling = 0; // the same for the long poll
 let controller = new AbortController(); // of the long poll
-let wake = () => {};
 
 // ---- asking
 
@@ -45,11 +44,12 @@ async function follow() {
   let mark = "";
   let pause = 1000;
   while (mine === polling) {
-    controller = new AbortController();
-    const { signal } = controller;
-    const impatient = setTimeout(() => controller.abort(), PATIENCE_MS);
+    const asking = (controller = whileShown());
+    const { signal } = asking;
+    let late = false;
+    const impatient = setTimeout(() => asking.abort((late = true)), PATIENCE_MS);
     try {
-      const told = await relay(mark ? `mailbox?wait=${WAIT_SECONDS}&mark=${mark}` : "mailbox", { signal });
+      const told = await relay(mark && !document.hidden ? `mailbox?wait=${WAIT_SECONDS}&mark=${mark}` : "mailbox", { signal });
       if (mine !== polling) return;
       opened(told);
       const asked = performance.now();
@@ -57,31 +57,26 @@ async function follow() {
       mark = told.mark;
       pause = 1000;
       fine();
-      await sleep(Math.max(GATHER_MS, BREATHS * (performance.now() - asked)));
+      await rest(document.hidden ? HIDDEN_MS : Math.max(GATHER_MS, BREATHS * (performance.now() - asked)));
     } catch (error) {
       if (mine !== polling) return;
+      if (error.name === "AbortError" && !late) continue; // it was hidden
       if (error.status === 401 || error.status === 403) return refuse(error);
       trouble(error.name === "AbortError" ? "The relay does not answer." : sentence(error));
       mark = ""; // what is shown may be old, or a part of it
-      await sleep(pause);
+      await rest(pause);
       pause = Math.min(2 * pause, LONGEST_PAUSE_MS);
     } finally {
       clearTimeout(impatient);
+      asking.abort();
     }
   }
 }
 
-function sleep(ms) {
-  return new Promise((resolve) => {
-    wake = resolve;
-    setTimeout(resolve, ms);
-  });
-}
-
-/** Get the latest pages of this view again, as many as there were. */
+/** Get the latest pages of this view again: those that were shown, as far as one answer goes, and some new ones. */
 async function refresh(options) {
   const mine = turn;
-  const limit = Math.min(MOST, Math.max(PORTION, pages.size));
+  const limit = Math.min(MOST, Math.max(PORTION, pages.size + STEP));
   const answer = await relay(`pages?state=${view}&limit=${limit}`, options);
   if (mine !== turn) return;
   const oldest = answer.pages[0]?.id ?? "";
@@ -92,6 +87,15 @@ async function refresh(options) {
   pages = new Map([...answer.pages.toReversed(), ...older].map((page) => [page.id, page]));
   for (const page of answer.pages) seenAt.set(page.id, performance.now());
   tellNew(answer.pages);
+  draw();
+}
+
+/** See what has become of one page. */
+async function refreshOne({ id }) {
+  const told = await relay(`receipts/${id}`);
+  const page = { ...pages.get(id), ...told, handle: told.attempt === 1 ? id : `${id}.${told.attempt}` };
+  if (view === "any" || view === page.state) pages.set(id, page);
+  else pages.delete(id);
   draw();
 }
 
@@ -257,7 +261,8 @@ function fine() {
 }
 
 function trouble(text) {
-  element("trouble").textContent = `${text} Trying again.`;
+  const said = `${text} Trying again.`;
+  if (element("trouble").textContent !== said) element("trouble").textContent = said; // or it is read out again
   element("trouble").hidden = false;
   element("waiters").textContent = "";
   linked("not live", "bad");
@@ -373,6 +378,7 @@ list.addEventListener("click", (event) => {
     } finally {
       button.ariaDisabled = null;
       await refresh(); // whatever the answer was, what is shown may be no longer so
+      if (pages.get(page.id) === page) await refreshOne(page); // it is not among the latest ones
     }
   });
 });
@@ -393,12 +399,8 @@ function say(text) {
   element("said").textContent = text;
 }
 
-for (const [target, name] of [[window, "online"], [document, "visibilitychange"]]) {
-  target.addEventListener(name, () => document.visibilityState === "visible" && wake());
-}
-
 setInterval(() => {
-  if (document.visibilityState !== "visible") return;
+  if (document.hidden) return;
   refreshTimes(list);
   markStale();
 }, 5000);

@@ -3,12 +3,14 @@
 import { ago, ask, keep, kept, part, time } from "./common.js";
 
 const TOKEN = "pagermcp operator token"; // in sessionStorage
-const EVERY_SECONDS = 5;
+const EVERY_MS = 5000;
+const LONGEST_MS = 60000; // between two questions to a relay that does not answer
 const HEIGHT = 100; // of the plot, in its own units; a minute is ten wide
 const element = (id) => document.getElementById(id);
 
 let token = kept(TOKEN);
 let timer = 0;
+let pause = EVERY_MS;
 let turn = 0; // rises with each question, so that the answer to an earlier one is dropped
 
 const number = (value) => value.toLocaleString("en");
@@ -101,6 +103,7 @@ function show(status) {
 
 async function look() {
   clearTimeout(timer);
+  if (document.hidden) return; // until it is shown
   const mine = ++turn;
   let trouble = "";
   let known = Boolean(token);
@@ -109,8 +112,10 @@ async function look() {
       const status = await ask("status.json", { key: token });
       if (mine !== turn) return;
       show(status);
+      pause = EVERY_MS;
     } catch (error) {
       if (mine !== turn) return;
+      pause = Math.min(2 * pause, LONGEST_MS);
       trouble = error.message;
       if (error.status === 401) {
         known = false;
@@ -118,7 +123,7 @@ async function look() {
         keep(TOKEN, "");
       }
     }
-    timer = setTimeout(look, EVERY_SECONDS * 1000);
+    timer = setTimeout(look, pause);
   }
   if (element("trouble").textContent !== trouble) element("trouble").textContent = trouble;
   element("ask").hidden = known;
@@ -140,5 +145,7 @@ element("forget").addEventListener("click", () => {
   look();
   element("token").focus();
 });
+
+document.addEventListener("visibilitychange", look);
 
 look();
