@@ -303,6 +303,17 @@ def test_a_page_posted_to_one_worker_wakes_a_waiter_in_another_at_once(
             assert int(id) % WORKERS == sender
 
 
+def test_who_only_looks_may_ask_now_one_worker_and_now_another(
+    relay: Relay, key: str, others: concurrent.futures.ThreadPoolExecutor
+) -> None:
+    waiting = start_leasing(Worker(relay, 0), key, "timeout=20", others)
+    told = [Worker(relay, n).call(key, "GET", "/mailbox").json() for n in range(WORKERS_HERE)]
+    assert [one["waiters"] for one in told] == [1, 0, 0]
+    assert len({one["mark"] for one in told}) == 1  # or else it would take each other worker's answer for a change
+    Worker(relay, 1).notify(key)
+    assert waiting.result(10)
+
+
 def test_two_pages_wake_two_waiters_whoever_has_them(
     relay: Relay, key: str, others: concurrent.futures.ThreadPoolExecutor
 ) -> None:
