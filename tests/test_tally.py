@@ -13,6 +13,7 @@ from conftest import new_key, number
 from pagermcp import files
 from pagermcp.spool import Mailbox, MailboxFull, Options, Spool, send
 from pagermcp.spool.page import now, page_line
+from pagermcp.spool.tally import Tally
 
 
 @pytest.fixture(params=[True, False], ids=["folders tell changes apart", "they do not"])
@@ -87,6 +88,25 @@ def test_the_sender_is_told_how_many_wait_with_his_page(small: Spool, box: Mailb
         send(small, box, "{}", Options())
 
 
+def test_pages_that_come_and_go_one_by_one_are_counted_without_listing_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(str(tmp_path / "spool"))
+    if not spool.tells_changes_apart:
+        pytest.skip("needs Linux 6.13 and a local disk")
+    box = spool.mailbox(number(new_key()))
+    counted: list[str] = []
+    count = Tally.count
+    monkeypatch.setattr(Tally, "count", lambda tally: (counted.append("again"), count(tally)))
+    for _ in range(5):
+        box.deliver("{}")
+        page = box.claim(60)
+        assert page is not None
+        assert box.acknowledge(page.name)
+    assert len(counted) == 2  # of no folder, and of the one that was made then
+    assert send(spool, box, "{}", Options()).queued == 1
+
+
 def test_what_it_did_not_see_is_seen_when_it_counts_again(tmp_path: Path) -> None:
     spool = Spool(str(tmp_path / "spool"))
     box = spool.mailbox(number(new_key()))
@@ -105,7 +125,8 @@ def test_a_folder_for_leases_is_there_whenever_a_page_waits(small: Spool, box: M
         page = box.claim(60)
         assert page is not None
         box.acknowledge(page.name)
-        leased.rmdir()  # as the janitor does with one that is empty, of a mailbox that is
+        Path(small.path("new", box.number)).rmdir()  # as the janitor does with both when they are empty
+        leased.rmdir()
 
 
 @pytest.mark.parametrize(

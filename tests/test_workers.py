@@ -666,6 +666,29 @@ def test_a_folder_that_another_process_may_have_made_anew_is_made_durable_again(
     assert synced.count(spool.path("new")) == 2
 
 
+def test_one_sync_makes_all_mailboxes_durable_that_were_made_before_it(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = files.sync_directory
+    monkeypatch.setattr(files, "sync_directory", lambda path: (synced.append(path), sync(path)))
+    first, second, late = (spool.mailbox(number(new_key())) for _ in range(3))
+    first.make()
+    second.make()
+    first.deliver("{}")
+    second.deliver("{}")
+    assert synced.count(spool.path("new")) == 1
+    late.make()
+    late.deliver("{}")
+    assert synced.count(spool.path("new")) == 2
+    os.unlink(spool.path("new", first.number, os.listdir(spool.path("new", first.number))[0]))
+    os.rmdir(spool.path("new", first.number))
+    first.deliver("{}")  # into a folder that is made again
+    assert synced.count(spool.path("new")) == 3
+    Spool(spool.root, worker=1).mailbox(second.number).deliver("{}")  # which can't know what is durable
+    assert synced.count(spool.path("new")) == 4
+
+
 def test_a_mailbox_is_not_removed_within_the_time_in_which_others_rely_on_it(spool: Spool) -> None:
     boxes = [number(new_key()) for _ in range(2)]
     janitor = Janitor(spool, print, lambda number: 0, mailbox_days=1e-9)

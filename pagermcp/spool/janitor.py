@@ -149,8 +149,7 @@ class Janitor:
 
         Any process may have to, but not while the janitor's may not. Today's folders stay: who looks for what has just
         happened must find it."""
-        path = self._spool.path("keys", ".lock-relief")
-        with self._relief, FileLock(path, poll_interval=0.01, mode=self._spool.file_mode, fallback_to_soft=False):
+        with self._relief, self._spool.lock("relief", poll_seconds=0.01):
             self._spool.clock.check()
             days = [day for day in self._spool.days() if day < f"{now():%Y-%m-%d}"]
             allowed = self._spool.clock.may_delete and (self._in_office or self._passed_ago() < _LATE_SECONDS)

@@ -55,7 +55,7 @@ in another process, removes none into which somebody delivered in twice this tim
 
 _FUTURE_MICROSECONDS = 86_400_000_000  # an id further ahead than a day is not ours
 _NO_ROOM_LEASE = 60.0  # for a page that can't be buried, until it is tried again
-_NOTE_READ_SECONDS = 1.0
+_NOTE_READ_SECONDS = 10.0
 _LINK_TRIES = 5
 _NONE: frozenset[str] = frozenset()
 _ID = re.compile(r"[0-9]{16}", re.ASCII)
@@ -94,7 +94,8 @@ class Mailbox:
         self._named_by_events: set[str] = set()  # foreign files that watching saw closed or moved in
         self._reported = _NONE  # what was logged as unreadable
         self._seen = (0, 0)  # mtime of new/ and time, both in ns, at the last look for pages to take
-        self._parent_synced = -math.inf  # monotonic
+        self._made_at = -math.inf  # monotonic: this process made its folder then, and nothing was delivered since
+        self._durable_until = -math.inf  # monotonic: so long its folder surely has its name
         self._newest = 0
         self._newest = self._recover()
 
@@ -211,12 +212,19 @@ class Mailbox:
     def _sync(self, name: PageName) -> None:
         try:
             files.sync_directory(self._new)
-            if time.monotonic() - self._parent_synced > KNOWN_SECONDS:
-                files.sync_directory(os.path.dirname(self._new))
-                self._parent_synced = time.monotonic()
+            self._sync_folder()
             MEASURES.page_came()
         except OSError as error:
             self._take_back(f"{self._new}/{name.file}", error)
+
+    def _sync_folder(self) -> None:
+        """Make the folder's own name durable, unless that was done. One sync does for all folders made before it."""
+        now = time.monotonic()
+        if now < self._durable_until:
+            return
+        known_at = self._made_at if now - self._made_at < KNOWN_SECONDS else now
+        self._spool.sync_mailboxes(known_at)
+        self._made_at, self._durable_until = -math.inf, known_at + KNOWN_SECONDS
 
     def _take_back(self, path: str, error: OSError) -> None:
         """Remove a page again that could not be made durable, and raise the error, or DeliveredMaybe."""
@@ -239,7 +247,7 @@ class Mailbox:
         When the spool is gone, that too: it may be on a disk that will be back, so nothing is begun in its place."""
         if not self._make(self._new):
             return False
-        self._parent_synced = -math.inf
+        self._made_at, self._durable_until = time.monotonic(), -math.inf
         return True
 
     def _make(self, folder: str) -> bool:
@@ -276,11 +284,13 @@ class Mailbox:
 
     @property
     def last_read(self) -> datetime.datetime | None:
-        """When somebody with the key last looked, or waited, if ever."""
+        """When somebody with the key last looked, or waited, if ever. What other processes saw of it, and what this one
+        saw before it was started, is known to ten seconds."""
         try:
-            return datetime.datetime.fromtimestamp(os.stat(self._read_mark).st_mtime, datetime.UTC)
+            noted = datetime.datetime.fromtimestamp(os.stat(self._read_mark).st_mtime, datetime.UTC)
         except OSError:
             return self._last_read
+        return max(noted, self._last_read or noted)
 
     def note_read(self) -> None:
         """Somebody with the key looks, or waits."""
@@ -316,7 +326,12 @@ class Mailbox:
 
     def _claim(self, name: PageName) -> bool:
         self._spool.agenda.drop(Entry("expiry", self.number, f"{name.id}.json"))
-        return files.move(f"{self._new}/{name.file}", self._at("leased", name), self._mode)
+        with self._lock:
+            unchanged = self._tally.unchanged()
+            claimed = files.move(f"{self._new}/{name.file}", self._at("leased", name), self._mode)
+            if claimed:
+                self._tally.take(unchanged)
+            return claimed
 
     def _waits_since(self, name: PageName) -> int:
         if name.attempt > 1:

@@ -6,6 +6,7 @@ It is made, checked and mended here; what happens to pages is in `mailbox.py`.
 import contextlib
 import errno
 import logging
+import math
 import os
 import re
 import secrets
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
 from pagermcp import files
 from pagermcp.spool.agenda import Agenda, Entry
@@ -107,6 +108,7 @@ class Spool:
         self._min_free_bytes = min_free_bytes
         self.room_hours = room_hours
         self._mailboxes: dict[str, Mailbox] = {}
+        self._mailboxes_synced = -math.inf  # monotonic: when the latest sync of new/ began
         self._rooms: dict[str, Room] = {}
         self._lock = threading.Lock()
         self._alone = [threading.Lock() for _ in range(_LOCKS)]
@@ -163,6 +165,13 @@ class Spool:
         """A page's file, on the disk but not in any mailbox yet. Raises OSError."""
         return files.Draft(self.path("tmp"), content, self.file_mode, self.nameless_drafts)
 
+    def sync_mailboxes(self, since: float) -> None:
+        """Make durable that those mailboxes are there which were there at this monotonic time. Raises OSError."""
+        if self._mailboxes_synced <= since:
+            began = time.monotonic()
+            files.sync_directory(self.path("new"))
+            self._mailboxes_synced = began
+
     def days(self) -> list[str]:
         """The day folders of archive/ and dead/, latest first."""
         names = {*files.names(self.path("archive")), *files.names(self.path("dead"))}
@@ -212,8 +221,7 @@ class Spool:
         if not self._alone[shard].acquire(timeout=patience):
             raise Busy
         try:
-            path = self.path("keys", f".lock-{shard:02x}")
-            lock = FileLock(path, poll_interval=0.001, mode=self.file_mode, fallback_to_soft=False)
+            lock = self.lock(f"{shard:02x}", poll_seconds=0.001)
             try:
                 lock.acquire(timeout=max(0, until - time.monotonic()))
             except Timeout:
@@ -224,6 +232,12 @@ class Spool:
                 lock.release()
         finally:
             self._alone[shard].release()
+
+    def lock(self, name: str, poll_seconds: float) -> BaseFileLock:
+        """A lock between processes. Raises FileNotFoundError when the spool has gone."""
+        os.stat(self.path("FORMAT"))  # for a lock file FileLock makes all folders, also where a disk is not mounted now
+        path = self.path("keys", f".lock-{name}")
+        return FileLock(path, poll_interval=poll_seconds, mode=self.file_mode, fallback_to_soft=False)
 
     def come_due(self) -> set[str]:
         """Do what the agenda says; the numbers of the mailboxes in which pages wait by that."""

@@ -53,7 +53,7 @@ def consume(key: str) -> Response:
 def wait(key: str) -> Response:
     """Take the oldest page as soon as there is one."""
     no_head()
-    relay, mailbox = services(), mailbox_to_take_from(address_in(key))
+    relay, mailbox = services(), mailbox_to_read(address_in(key))  # that it is no room is asked when it takes a page
     timeout = relay.settings.wait_timeout_seconds
 
     def form(pages: list[Page]) -> tuple[bytes, dict[str, str]]:
