@@ -107,6 +107,8 @@ class Wait:
         self._connection = connection()
         self._since = time.time()
         self._until = time.monotonic() + terms.timeout
+        self._looks: Iterator[Waiter] = iter(())  # until there are `_pages`, or the time is over
+        self._pages: list[Page] = []
         self._handover: Handover | None = None
         self._place: Place | None = None
 
@@ -116,12 +118,16 @@ class Wait:
 
     def _steps(self) -> Steps:
         self._place = Place(self._relay, self._mailbox, self._connection)
+        self._looks = self._look_for_pages(self._place)
         try:
             quiet = time.monotonic() + self._terms.quiet
-            pages = yield from self._next(self._place, min(self._until, quiet))
-            if not pages and time.monotonic() < self._until:
-                return Response(self, 200, NO_STORE, content_type="application/json")
-            body, headers = self._take(pages)
+            for waiter in self._looks:
+                until = waiter.until
+                yield waiter.parked(min(until, quiet))
+                waiter.parked(until)
+                if quiet <= time.monotonic() < until and not waiter.rung:
+                    return Response(self, 200, NO_STORE, content_type="application/json")
+            body, headers = self._take()
             headers = {**NO_STORE, "Content-Length": str(len(body)), **headers}
             return Response(self, 200, headers, content_type="application/json")
         except WaitEnded as ended:
@@ -136,7 +142,9 @@ class Wait:
             if self._handover is None and self._place:
                 yield BEAT
                 self._place.waiter.beat_at = time.monotonic() + BEAT_SECONDS
-                self._take((yield from self._next(self._place, self._until)))
+                yield self._place.waiter  # as long as before: without a ring there is nothing to look for
+                yield from self._looks
+                self._take()
         except (WaitEnded, Refused):
             raise ConnectionAbortedError from None  # the server cuts the connection: no final chunk, no blank answer
         except Exception:
@@ -147,6 +155,7 @@ class Wait:
 
     def close(self) -> None:
         place, self._place = self._place, None
+        self._looks = iter(())  # which knows this object, as this one did it
         if place is None:
             return
         try:
@@ -155,20 +164,19 @@ class Wait:
         finally:
             place.close()
 
-    def _take(self, pages: list[Page]) -> tuple[bytes, dict[str, str]]:
+    def _take(self) -> tuple[bytes, dict[str, str]]:
         leased = self._terms.lease > 0
-        self._handover = Handover(self._relay, self._mailbox, pages, self._connection, leased, self._since)
-        body, headers = self._terms.form(pages)
+        self._handover = Handover(self._relay, self._mailbox, self._pages, self._connection, leased, self._since)
+        body, headers = self._terms.form(self._pages)
         self._handover.body = body
         return body, headers
 
-    def _next(self, place: Place, until: float) -> Generator[Waiter, None, list[Page]]:
-        """The pages whose turn it is; none when none come in time. Raises WaitEnded."""
-        pages = yield from place.wait(until, self._claim)
-        if pages:
+    def _look_for_pages(self, place: Place) -> Iterator[Waiter]:
+        """Wait for the pages whose turn it is; there are none when none come in time. Raises WaitEnded."""
+        self._pages = yield from place.wait(self._until, self._claim)
+        if self._pages:
             place.close()  # a ring that came to it while it hands them over, which may take long, would wake nobody
             self._relay.switchboard.ring(self._mailbox.number)  # and one may have stood for several pages
-        return pages
 
     def _claim(self) -> list[Page]:
         lease = self._terms.lease or HANDOVER_SECONDS
