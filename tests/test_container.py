@@ -42,7 +42,7 @@ mount -t tmpfs tmpfs /tmp
 cd /
 user=$1
 shift
-exec setpriv --reuid "${user%:*}" --regid "${user#*:}" --clear-groups /mnt/source/deploy/entrypoint "$@"
+exec setpriv --reuid "${user%:*}" --regid "${user#*:}" --clear-groups $RIGHTS /mnt/source/deploy/entrypoint "$@"
 """
 
 
@@ -55,13 +55,19 @@ class Container:
 
     def start(self, user: str, *arguments: str, **settings: object) -> "subprocess.Popen[str]":
         """user: UID:GID, as docker's --user"""
-        ours = {"REPOSITORY": REPOSITORY, "PYTHON": sys.base_prefix, "PACKAGES": PACKAGES, "DATA": self.data}
+        ours = {
+            "REPOSITORY": REPOSITORY,
+            "PYTHON": sys.base_prefix,
+            "PACKAGES": PACKAGES,
+            "DATA": self.data,
+            "RIGHTS": "",
+        }
         there = {"PYTHONPATH": "/mnt/source:/mnt/packages", "LD_LIBRARY_PATH": "/mnt/python/lib"}
         there["PATH"] = f"/mnt/bin:{os.environ['PATH']}"
         image = {"MODE": "server", "HOST": "0.0.0.0", "PORT": 0, "DATA_DIR": "/mnt/data", "PYTHONDONTWRITEBYTECODE": 1}
         process = subprocess.Popen(
             ["unshare", "--mount", "sh", "-euc", CONTAINER, "container", user, *arguments],
-            env=clean_environment(**{**ours, **there, **image, **settings}),
+            env=clean_environment(**{**places, "RIGHTS": "", **there, **image, **settings}),
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -163,6 +169,19 @@ def test_a_spool_that_is_theirs_already_is_not_walked_through_again(container: C
     with container.relay("0:0", PAGER_UID=OWNER):
         pass
     assert container.owners() == {f"{OWNER}:{OWNER}", "0:0"}
+
+
+@as_root
+def test_a_spool_that_could_not_be_given_away_is_one_line_and_is_tried_again(container: Container) -> None:
+    with container.relay("10001:10001"):
+        pass
+    code, output, errors = container.run("0:0", PAGER_UID=OWNER, RIGHTS="--bounding-set=-dac_override,-dac_read_search")
+    assert "10001:10001" in container.owners()
+    assert (code, output) == (2, "")
+    assert re.fullmatch(r"pagermcp: /mnt/data can't be given to 1234:1234: .* DAC_OVERRIDE.*\n", errors)
+    with container.relay("0:0", PAGER_UID=OWNER):
+        pass
+    assert container.owners() == {f"{OWNER}:{OWNER}"}
 
 
 @as_root
