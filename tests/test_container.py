@@ -55,13 +55,7 @@ class Container:
 
     def start(self, user: str, *arguments: str, **settings: object) -> "subprocess.Popen[str]":
         """user: UID:GID, as docker's --user"""
-        ours = {
-            "REPOSITORY": REPOSITORY,
-            "PYTHON": sys.base_prefix,
-            "PACKAGES": PACKAGES,
-            "DATA": self.data,
-            "RIGHTS": "",
-        }
+        places = {"REPOSITORY": REPOSITORY, "PYTHON": sys.base_prefix, "PACKAGES": PACKAGES, "DATA": self.data}
         there = {"PYTHONPATH": "/mnt/source:/mnt/packages", "LD_LIBRARY_PATH": "/mnt/python/lib"}
         there["PATH"] = f"/mnt/bin:{os.environ['PATH']}"
         image = {"MODE": "server", "HOST": "0.0.0.0", "PORT": 0, "DATA_DIR": "/mnt/data", "PYTHONDONTWRITEBYTECODE": 1}
