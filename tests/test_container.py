@@ -155,6 +155,15 @@ def test_root_gives_the_spool_to_pager_uid_and_serves_without_any_rights(
 
 
 @as_root
+def test_what_is_in_a_folder_that_is_no_spool_is_given_to_nobody(container: Container) -> None:
+    (container.data / "thesis.tex").touch()
+    code, _, errors = container.run("0:0", PAGER_UID=OWNER)
+    assert code == 1
+    assert "/mnt/data is no spool" in errors
+    assert (container.data / "thesis.tex").stat().st_uid == 0
+
+
+@as_root
 def test_a_spool_that_is_theirs_already_is_not_walked_through_again(container: Container) -> None:
     with container.relay("0:0", PAGER_UID=OWNER):
         pass
