@@ -30,10 +30,11 @@ http {{
 class Proxy:
     """A proxy that serves, with what a client needs to know of it."""
 
-    def __init__(self, kind: str, folder: Path, port: int) -> None:
-        """folder: with all that the proxy writes"""
+    def __init__(self, kind: str, folder: Path, port: int, plain: int) -> None:
+        """folder: with all that the proxy writes; plain: nginx's port for HTTP"""
         self.kind = kind
         self.folder = folder
+        self.plain_url = f"http://127.0.0.1:{plain}"
         self.trusted = folder / "fullchain.pem"
         self.url = f"https://127.0.0.1:{port}" if kind == "nginx" else f"http://127.0.0.1:{port}"
 
@@ -54,7 +55,7 @@ def proxied(kind: str, folder: Path, upstream: int) -> Iterator[Proxy]:
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         port, plain = one.getsockname()[1], other.getsockname()[1]
-    proxy = Proxy(kind, folder, port)
+    proxy = Proxy(kind, folder, port, plain)
     command = {"nginx": _nginx, "caddy": _caddy}[kind](folder, f"127.0.0.1:{upstream}", port, plain)
     with (folder / "output.log").open("wb") as log:
         environment = clean_environment(HOME=folder, XDG_CONFIG_HOME=folder, XDG_DATA_HOME=folder)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import requests
 import yaml
-from conftest import REPOSITORY, Relay, as_root, clean_environment, new_key, require, until
+from conftest import REPOSITORY, Relay, as_root, clean_environment, missing, new_key, require, until
 from middle import somebody
 
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
@@ -97,7 +97,7 @@ class Container:
 def container(tmp_path: Path) -> Iterator[Container]:
     mounted = subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True)
     if mounted.returncode:
-        pytest.skip(f"there are no mount namespaces here: {mounted.stderr.strip()}")
+        missing(f"there are no mount namespaces here: {mounted.stderr.strip()}")
     data = tmp_path / "data"
     data.mkdir()
     data.chmod(0o1707)  # as in the image
@@ -277,6 +277,7 @@ def test_the_dockerfile_has_no_root_its_own_stop_and_pages_in_a_volume() -> None
     assert os.access(REPOSITORY / "deploy" / "entrypoint", os.X_OK)
 
 
+@as_root  # buildah mounts
 def test_the_build_gets_what_it_needs_and_no_history_spool_or_key(tmp_path: Path) -> None:
     buildah = require("buildah", "buildah")
     context, needed = (

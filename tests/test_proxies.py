@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import requests
 from conftest import REPOSITORY, Relay, new_key, require, until
 from proxies import KINDS, Proxy, proxied
 
@@ -170,6 +171,11 @@ def test_no_key_is_in_a_log_also_when_the_relay_is_away_and_it_is_served_again_w
     logs = b"".join(path.read_bytes() for path in proxy.folder.glob("*.log"))
     assert b"/mailboxes" in logs
     assert not [one for one in spellings if one.encode() in logs]
+
+
+def test_nginx_sends_http_to_https(proxies: dict[str, Proxy]) -> None:
+    answer = requests.post(f"{proxies['nginx'].plain_url}/notify?delay=1m", allow_redirects=False, timeout=10)
+    assert (answer.status_code, answer.headers["Location"]) == (308, "https://127.0.0.1/notify?delay=1m")
 
 
 def test_caddy_finds_no_fault_in_the_caddyfile() -> None:
