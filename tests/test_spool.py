@@ -92,6 +92,16 @@ def test_a_spool_of_somebody_else_is_refused_with_owner_own_uid_and_remedy(share
     assert f"it belongs to uid 0, the relay runs as 65534): chown -R 65534 {spool.root}" in line
 
 
+@as_root
+def test_a_folder_for_any_user_is_a_spool_for_the_first_and_for_nobody_else(shared_folder: Path) -> None:
+    os.chmod(shared_folder, 0o1707)  # as the image's is
+    os.chown(shared_folder, 0, 0)
+    script = f"for again in (False, True): print(Spool({str(shared_folder)!r}).file_mode)"
+    run = subprocess.run(as_user(NOBODY, "from pagermcp.spool import Spool", script), capture_output=True, text=True)
+    assert (run.stdout, run.stderr) == (f"{0o600}\n" * 2, "")
+    assert {path.stat().st_mode & 0o077 for path in shared_folder.rglob("*")} == {0}
+
+
 def test_left_over_temporary_files_go_after_ten_minutes(spool: Spool) -> None:
     old, young = Path(spool.path("tmp", "old")), Path(spool.path("tmp", "young"))
     old.touch()

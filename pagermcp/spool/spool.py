@@ -10,6 +10,7 @@ import math
 import os
 import re
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -291,8 +292,10 @@ class Spool:
         current = self._read_format()
         mode = os.stat(self.root).st_mode
         if current is None and mode & 0o007:
+            kept = mode & stat.S_ISVTX and os.stat(self.root).st_uid != os.geteuid()
             mode = 0o700  # a new spool is for its owner; who widens it later is followed
-            os.chmod(self.root, mode)
+            if not kept:  # as in an image, for any user; its sticky bit keeps the others off what we make in it
+                os.chmod(self.root, mode)
         self.directory_mode = 0o700 | mode & 0o070
         self.file_mode = 0o600 | mode & 0o040
         for name in _DIRECTORIES:
