@@ -262,6 +262,18 @@ def tells_changes_apart(folder: str) -> bool:
     return False
 
 
+def file_system(path: str, mounts: str = "/proc/self/mountinfo") -> str:
+    """The type of the file system that a folder is on, such as "ext4" or "nfs4"; "" where the system does not tell, as
+    for a subvolume of btrfs. mounts: a file as in proc_pid_mountinfo(5). Raises OSError when there is no folder."""
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(FileNotFoundError), open(mounts, errors="replace") as lines:
+        for fields in map(str.split, lines):
+            if fields[2] == number:
+                return fields[fields.index("-") + 1]
+    return ""
+
+
 def names(path: str) -> list[str]:
     """The names in a directory that do not begin with a dot; none when it is not there, or no directory."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):

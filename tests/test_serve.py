@@ -6,12 +6,16 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY, Relay, clean_environment, new_key, until
+
+from pagermcp.files import file_system
+from pagermcp.server.serve import _caution
 
 
 def run(*arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:
@@ -30,6 +34,36 @@ def test_start_says_the_url_and_where_the_pages_are(start_relay: Callable[..., R
     relay = start_relay()
     assert re.fullmatch(r"PagerMCP [0-9.]+ on http://127\.0\.0\.1:[0-9]+, spool /.*/spool\n", relay.greeting)
     assert str(tmp_path / "spool") in relay.greeting
+
+
+def test_a_spool_in_memory_or_on_a_network_is_said_at_the_start(
+    start_relay: Callable[..., Relay], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if file_system("/dev/shm") != "tmpfs":
+        pytest.skip("there is no folder in memory on this machine")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        relay = start_relay(DATA_DIR=f"{folder}/spool")
+        relay.stop()
+        assert re.search(r"WARNING pagermcp: .*/spool is in memory \(tmpfs\)", relay.log.read_text())
+    for kind in ("nfs4", "cifs", "fuse.sshfs"):
+        _caution("/srv/spool", kind)
+    assert [text.count("only one machine may serve it") for text in caplog.messages] == [1, 1, 1]
+    caplog.clear()
+    _caution("/srv/spool", "ext4")
+    _caution("/srv/spool", "")
+    assert caplog.messages == []
+
+
+def test_the_type_of_a_file_system_is_found_by_its_device(tmp_path: Path) -> None:
+    device = os.stat(tmp_path).st_dev
+    line = "42 27 {}:{} / {} rw,relatime shared:1 master:2 - {} server:/export rw,vers=4.2\n"
+    mounts = tmp_path / "mountinfo"
+    here = (os.major(device), os.minor(device))
+    mounts.write_text(line.format(0, 999, "/", "ext4") + line.format(*here, r"/with\040space", "nfs4"))
+    assert file_system(str(tmp_path), str(mounts)) == "nfs4"
+    mounts.write_text(line.format(0, 999, "/", "ext4"))
+    assert file_system(str(tmp_path), str(mounts)) == ""  # a subvolume of btrfs
+    assert file_system(str(tmp_path), str(tmp_path / "none")) == ""  # macOS
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])

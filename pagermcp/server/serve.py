@@ -15,6 +15,7 @@ from typing import Any
 from waitress.adjustments import Adjustments
 
 import pagermcp
+from pagermcp import files
 from pagermcp.measures import MEASURES
 from pagermcp.server.channel import BODY_SLACK, Channel
 from pagermcp.server.listener import listen
@@ -40,6 +41,8 @@ _COLLECT_AFTER = 50_000, 20, 100
 """Of Python's garbage collector. By default it goes through everything that ten thousand waiters keep for every few
 hundred of them that move: more than a third of what a relay with 6,000 did (py-spy). Few objects of ours need it."""
 _HEADER_BYTES = 16384
+_IN_MEMORY = {"tmpfs", "ramfs"}
+_OVER_A_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ceph", "lustre", "afs", "gfs2", "ocfs2"}
 _DEAD_PEER_SECONDS = 30
 
 log = logging.getLogger("pagermcp")
@@ -58,6 +61,7 @@ def serve(settings: Settings, command: str) -> None:
             if not ours:
                 hint = "stop it, or name another folder with DATA_DIR"
                 raise ServeFailed(f"another relay serves {spool.root}: {hint}")
+            _caution(spool.root, files.file_system(spool.root))
             spool.recover()
             if settings.room == "open":
                 spool.room(OPEN_ROOM).make()
@@ -83,6 +87,14 @@ def _spool(settings: Settings, worker: int = 0, clock: Clock | None = None) -> S
         )
     except SpoolRefused as error:
         raise ServeFailed(str(error)) from error
+
+
+def _caution(root: str, kind: str) -> None:
+    if kind in _IN_MEMORY:
+        log.warning("%s is in memory (%s): its pages are gone after a restart of the machine; DATA_DIR", root, kind)
+    elif kind in _OVER_A_NETWORK or kind.startswith("fuse."):
+        what = "only one machine may serve it, and pages are as durable as its server makes them; docs/operate.md"
+        log.warning("%s is on a network or shared file system (%s): %s", root, kind, what)
 
 
 def _in_one_line(spool: Spool, error: OSError) -> str:
