@@ -84,6 +84,7 @@ def fill(spool: Spool, number: str = BOX) -> None:
     send(spool, box, '{"n": 12}', Options(delay=3600, idempotency_key="k"))
     send(spool, box, '{"n": 13}', Options(run="r", expect=3600))
     Path(spool.path("new", number, "1795966550281088.json")).write_bytes(b"no page")
+    os.chmod(spool.path("new", number, "1795966550281088.json"), 0o600)
     os.utime(spool.path("new", number, "1795966550281088.json"), (OLD, OLD))
     held = [box.claim(60) for _ in range(9)]  # it meets the broken one, which becomes dead
     for page in held:
@@ -179,7 +180,7 @@ def left_over_that_was_brought(spool: Spool) -> str:
 
 def run_without_its_alarm(spool: Spool) -> str:
     send(spool, spool.mailbox(BOX), "{}", Options(run="r", expect=3600))
-    (alarm,) = os.listdir(spool.path("scheduled"))
+    (alarm,) = [name for name in os.listdir(spool.path("scheduled")) if BOX in name]
     os.unlink(spool.path("scheduled", alarm))
     (record,) = os.listdir(spool.path("runs", BOX))
     return spool.path("runs", BOX, record)
@@ -189,7 +190,7 @@ def alarm_without_its_run(spool: Spool) -> str:
     send(spool, spool.mailbox(BOX), "{}", Options(run="r", expect=3600))
     (record,) = os.listdir(spool.path("runs", BOX))
     os.unlink(spool.path("runs", BOX, record))
-    (alarm,) = os.listdir(spool.path("scheduled"))
+    (alarm,) = [name for name in os.listdir(spool.path("scheduled")) if BOX in name]
     return spool.path("scheduled", alarm)
 
 
@@ -499,7 +500,7 @@ def test_stats_count_pages_by_state_and_day_and_name_the_fullest(spool: Spool) -
     table = run(spool, "stats").stdout
     assert re.search(rf"^waiting +{told['waiting']} +[0-9.]+ k?B$", table, re.MULTILINE)
     assert f"longest waiting: {found['oldest_waiting']['id']} of {BOX}" in table
-    assert re.search(rf"^{BOX} +{told['waiting']} +{told['leased']} +{told['scheduled']}$", table, re.MULTILINE)
+    assert re.search(rf"^{BOX} +{told['waiting'] - 1} +{told['leased']} +{told['scheduled']}$", table, re.MULTILINE)
 
 
 def test_many_mailboxes_are_counted_quickly(spool: Spool) -> None:
@@ -508,11 +509,12 @@ def test_many_mailboxes_are_counted_quickly(spool: Spool) -> None:
         box = spool.path("new", f"{n:08x}-a88c-8526-8708-faae46504050")
         os.mkdir(box, 0o700)
         Path(box, "1795966550281088.json").write_bytes(line)
-    with start(spool, "stats", "--json") as process:
-        found = json.loads(process.communicate(timeout=60)[0])
-    usage = os.times().children_user + os.times().children_system
+    before = os.times()
+    found = json.loads(run(spool, "stats", "--json").stdout)
+    after = os.times()
     assert found["mailboxes"] == found["pages"]["waiting"]["pages"] == 10_000
-    assert usage < 600  # of all children; how fast it is stands in the docs
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    assert used < 5  # of the CPU, whoever else is busy; it takes 0.7 s
 
 
 # Export and import
@@ -645,10 +647,10 @@ def test_each_line_that_is_wrong_is_named_and_the_next_one_taken(spool: Spool) -
 
 
 def test_bytes_that_are_no_text_are_a_line_that_is_refused(spool: Spool) -> None:
-    with start(spool, "import", stdin=subprocess.PIPE, text=False) as process:
-        _, errors = process.communicate(b"\xff\n\x00\n" + b'{"number":"\xff"}', timeout=60)
+    process: subprocess.Popen[Any] = start(spool, "import", stdin=subprocess.PIPE, text=False)
+    _, errors = process.communicate(b"\xff\n\x00\n" + b'{"number":"\xff"}', timeout=60)
     assert process.returncode == 1
-    assert errors.count(b"line ") == 3
+    assert errors.count(b"pagermcp: line ") == 3
     assert b"Traceback" not in errors
 
 
@@ -700,8 +702,8 @@ def test_an_import_that_is_killed_and_begun_again_brings_every_page_once(spool: 
 
 
 def test_an_import_is_as_durable_as_a_delivery(spool: Spool, other_spool: Spool) -> None:
-    spool.mailbox(BOX).deliver("{}")
-    script = """import sys
+    id = spool.mailbox(BOX).deliver("{}")
+    script = """import json, sys
 steps = []
 sys.addaudithook(lambda event, told: steps.append(told) if event == "pagermcp.file" else None)
 from pagermcp.operator.intake import Intake
@@ -710,22 +712,15 @@ intake = Intake(Spool(sys.argv[1]))
 steps.clear()
 for line in sys.stdin.buffer:
     intake.take(line)
-print([[step, path.removeprefix(sys.argv[1])] for step, path in steps])"""
-    done = subprocess.run(
-        [sys.executable, "-c", script, other_spool.root],
-        input=run(spool, "export", BOX).stdout,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    steps = [(step, path) for step, path in eval(done.stdout) if not path.startswith("/leased") and step != "remove"]
-    written, synced, made, above, linked, named = [step for step in steps if step != ("fsync directory", "/leased")]
-    assert (written[0], synced[0]) in [("mkdir", "fsync directory"), ("write", "fsync")]
-    order = [step for step, _ in steps if step != "mkdir"]
-    assert order.index("write") < order.index("fsync") < order.index("link")
-    assert linked[0] == "link"
-    assert named == ("fsync directory", f"/new/{BOX}")
-    assert ("fsync directory", "/new") in (made, above, synced)
+print(json.dumps([f"{step} {path.removeprefix(sys.argv[1])}" for step, path in steps]))"""
+    exported = run(spool, "export", BOX).stdout
+    command = [sys.executable, "-c", script, other_spool.root]
+    done = subprocess.run(command, input=exported, capture_output=True, text=True, check=True)
+    steps = [re.sub("/tmp/.*", "/tmp/", step) for step in json.loads(done.stdout)]
+    in_order = ["write /tmp/", "fsync /tmp/", f"link /new/{BOX}/{id}.json", f"fsync directory /new/{BOX}"]
+    assert [step for step in steps if step in in_order] == in_order
+    made = steps.index(f"mkdir /new/{BOX}")
+    assert made < steps.index("fsync directory /new") < steps.index(in_order[2])
 
 
 def test_a_reader_that_stops_reading_ends_the_export(spool: Spool, box: Mailbox) -> None:
@@ -804,7 +799,7 @@ def test_the_archive_of_a_room_is_kept_unless_it_is_named(spool: Spool) -> None:
     age_all(spool, "2026-01-01")
     os.mkdir(spool.path("rooms", BOX))
     run(spool, "purge", "--older-than", "30d", "--yes")
-    assert [path.parent.name for path in Path(spool.root).glob("archive/*/*/*.json")][0] == BOX
+    assert {path.parent.name for path in Path(spool.root).glob("archive/*/*/*.json")} == {BOX}
     run(spool, "purge", "--older-than", "30d", "--number", BOX, "--yes")
     assert not list(Path(spool.root).glob("archive/*/*/*.json"))
     assert os.listdir(spool.path("new", BOX))

@@ -24,7 +24,8 @@ from pagermcp.settings import InvalidSetting, Settings
 from pagermcp.spool import Busy, SpoolFull, SpoolRefused
 
 _ROUNDS = 4  # of repairs, since what is mended lets more be seen
-_NO_KEY = re.compile(r"[0-9]{16}-[0-9a-f-]{36}-[0-9.]+\.json|[0-9a-f]{64}\.(json|pending)", re.ASCII)
+_HASH = re.compile(r"[0-9a-f]{64}\.(json|pending)", re.ASCII)
+_ADDRESS = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.ASCII)
 _NAME = re.compile(r"[^/\s()]+")
 
 
@@ -161,8 +162,8 @@ def _shown(opened: Beside, text: str) -> str:
 
 
 def _without_key(name: str) -> str:
-    """Names of ours are no keys, though the hash of one, or a time and a number, may look as if there was one in it."""
-    return name if _NO_KEY.fullmatch(name) else address.redact(name)
+    """Beside an address, or in a hash, there may be digits with which it looks like another one."""
+    return name if _HASH.fullmatch(name) else "".join(map(address.redact, _ADDRESS.split(name)))
 
 
 @_command("Say how much there is in it.")
