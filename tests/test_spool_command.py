@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 from conftest import NOBODY, REPOSITORY, Client, Relay, as_root, clean_environment, new_key, number, require, until
 
-from pagermcp.spool import Mailbox, Options, Spool, send
+from pagermcp.operator import export
+from pagermcp.spool import Mailbox, Options, Spool, send, whereabouts
 from pagermcp.spool.spool import _DIRECTORIES
+from pagermcp.spool.whereabouts import Place
 
 BOX = number("9f1c6cf7-a88c-4526-8708-faae46504050")
 OTHER = number("1f1c6cf7-a88c-4526-8708-faae46504050")
@@ -457,6 +459,28 @@ def test_under_load_each_page_is_exported_once(start_relay: Callable[..., Relay]
             ids = [line["id"] for line in exported if "id" in line]
             assert before <= set(ids)
             assert len(ids) == len(set(ids)) == exported[-1]["pages"]
+
+
+def test_a_page_that_is_always_where_nobody_looks_is_exported(
+    spool: Spool, box: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = box.deliver("{}")
+    looks = 0
+
+    def listing(spool: Spool, number: str, state: str) -> list[Place]:
+        """Those who wait are listed while the page is leased, and those who are leased when it waits again."""
+        nonlocal looks
+        looks += state == "waiting"
+        if state != "waiting" or looks > 2:
+            return whereabouts.listing(spool, number, state)
+        page = box.claim(60)
+        seen = whereabouts.listing(spool, number, state)
+        assert page
+        box.withdraw(page.name)
+        return seen
+
+    monkeypatch.setattr(export, "listing", listing)
+    assert list(export.pages_of(spool, BOX)) == [id]
 
 
 def test_a_repair_beside_a_relay_leaves_pages_to_their_readers(start_relay: Callable[..., Relay], key: str) -> None:
