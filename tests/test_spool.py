@@ -13,7 +13,7 @@ import pytest
 from conftest import NOBODY, REPOSITORY, as_root, as_user, new_key, number
 
 from pagermcp.spool import Spool, SpoolRefused
-from pagermcp.spool.spool import _DIRECTORIES, FORMAT, GUIDE
+from pagermcp.spool.spool import DIRECTORIES, FORMAT, GUIDE
 
 
 def mode(path: str | Path) -> int:
@@ -24,8 +24,8 @@ def test_a_new_spool_is_for_its_owner_and_explains_itself(tmp_path: Path) -> Non
     spool = Spool(str(tmp_path / "a" / "spool"))
     assert Path(spool.path("FORMAT")).read_text() == GUIDE
     assert GUIDE.startswith(f"{FORMAT}\n")
-    assert set(os.listdir(spool.root)) == {"FORMAT", *_DIRECTORIES}
-    assert {mode(spool.path(name)) for name in ("", *_DIRECTORIES)} == {0o700}
+    assert set(os.listdir(spool.root)) == {"FORMAT", *DIRECTORIES}
+    assert {mode(spool.path(name)) for name in ("", *DIRECTORIES)} == {0o700}
     assert mode(spool.path("FORMAT")) == 0o600
 
 

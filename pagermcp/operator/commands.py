@@ -1,84 +1,42 @@
 """The commands of `pagermcp spool`: what they take, print, and exit with."""
 
 import collections
-import json
+import contextlib
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import click
+from filelock import FileLock
 
 from pagermcp import address
 from pagermcp.client import show
 from pagermcp.client.commands import NOTHING, TROUBLE, WRONG_CALL, Command, fail, note, time_option
 from pagermcp.operator import check as checking
-from pagermcp.operator import export as exporting
+from pagermcp.operator import moving
 from pagermcp.operator import purge as purging
 from pagermcp.operator import stats as counting
-from pagermcp.operator.beside import Beside, OtherFormat, number_in
-from pagermcp.operator.intake import Intake, Refused
-from pagermcp.operator.repair import repair
 from pagermcp.settings import InvalidSetting, Settings
-from pagermcp.spool import Busy, SpoolFull, SpoolRefused
+from pagermcp.spool import Busy, Spool, SpoolFull, SpoolRefused
+from pagermcp.spool.page import WORKERS
 
-_ROUNDS = 4  # of repairs, since what is mended lets more be seen
-_HASH = re.compile(r"[0-9a-f]{64}\.(json|pending)", re.ASCII)
-_ADDRESS = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.ASCII)
-_NAME = re.compile(r"[^/\s()]+")
+_ROUNDS = 4  # of mending, since what is mended lets more be seen
 
 
-class _Command(Command):
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(context, args)
-        except click.UsageError as error:
-            raise _without_keys(error) from None
-
+class _Group(click.Group):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
         except (InvalidSetting, SpoolRefused) as error:
             fail(error, WRONG_CALL)
-        except SpoolFull as error:
-            fail(f"{error}: make room there", TROUBLE)
-        except Busy as error:
+        except (SpoolFull, Busy) as error:
             fail(error, TROUBLE)
         except OSError as error:
-            spool = context.meta.get("spool")
-            fail(spool.explain(error) if spool else error, TROUBLE)
-
-
-class _Group(click.Group):
-    def resolve_command(
-        self, context: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(context, args)
-        except click.UsageError as error:
-            raise _without_keys(error) from None
-
-
-def _without_keys(error: click.UsageError) -> click.UsageError:
-    return click.UsageError(address.redact(error.format_message()), error.ctx)
-
-
-def _open(data_dir: str | None, writes: bool) -> Beside:
-    spool = Beside(Settings.read(os.environ, {"data_dir": data_dir}), writes=writes)
-    click.get_current_context().meta["spool"] = spool
-    return spool
-
-
-def _number(text: str) -> str:
-    try:
-        return number_in(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-_data_dir = click.option("--data-dir", metavar="FOLDER", help="The spool.  [DATA_DIR; default ./spool]")
-_json = click.option("--json", "as_json", is_flag=True, help="For a program: as JSON.")
+            opened = context.meta.get("spool")
+            fail(opened.explain(error) if opened else error, TROUBLE)
+        except click.UsageError as error:  # what was typed may have been a key
+            raise click.UsageError(address.redact(error.format_message()), error.ctx) from None
 
 
 @click.group(cls=_Group, short_help="Look into a spool, mend it, move mailboxes.")
@@ -91,12 +49,49 @@ def spool() -> None:
     pagermcp spool check --repair
     pagermcp spool stats
     pagermcp spool export 0f9d2c1e-9ae8-812c-839c-75714745f412 >mailbox.jsonl
+    pagermcp spool import --data-dir /srv/new/spool <mailbox.jsonl
     pagermcp spool purge --older-than 30d
     """
 
 
 def _command(short_help: str, name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:
-    return lambda function: spool.command(name, cls=_Command, short_help=short_help)(_data_dir(function))
+    data_dir = click.option("--data-dir", metavar="FOLDER", help="The spool.  [DATA_DIR; default ./spool]")
+    return lambda function: spool.command(name, cls=Command, short_help=short_help)(data_dir(function))
+
+
+def _open(data_dir: str | None, writes: bool = False) -> Spool:
+    """The spool. writes: more is done than to look, and so by its owner, since a relay could not use others' files."""
+    settings = Settings.read(os.environ, {"data_dir": data_dir})
+    opened = Spool(
+        settings.data_dir,
+        max_message_bytes=settings.max_message_bytes,
+        min_free_bytes=settings.min_free_bytes,
+        worker=WORKERS - 1,  # a relay that clears up after one of its workers hardly has this one
+        beside=True,
+    )
+    owner = os.stat(opened.root)
+    if os.geteuid() == 0 != owner.st_uid:
+        os.setgroups([])
+        os.setgid(owner.st_gid)
+        os.setuid(owner.st_uid)
+    if writes and os.geteuid() != owner.st_uid:
+        raise SpoolRefused(f"{opened.root} belongs to uid {owner.st_uid}: run this as that user, or as root")
+    click.get_current_context().meta["spool"] = opened
+    return opened
+
+
+def _number(text: str) -> str:
+    with contextlib.suppress(address.InvalidAddress):
+        if address.is_number(address.parse(text)):
+            return str(address.parse(text))
+    raise click.BadParameter("a mailbox is named by its number here: what `pagermcp number` prints, and no key")
+
+
+def _files_of(opened: Spool, number: str) -> list[str]:
+    paths = purging.mailbox_files(opened, number)
+    if not paths and not os.path.isdir(opened.path("new", number)):
+        fail(f"nothing in {opened.root} belongs to {number}", NOTHING)
+    return paths
 
 
 @_command("Say what is wrong in it.")
@@ -105,97 +100,59 @@ def check(mends: bool, data_dir: str | None) -> None:
     """Say what is wrong in the spool: a line for each finding, with its path and what to do.
 
     --repair deletes no page. It sets modes, moves what is no page to dead/ with the reason, removes the earlier name of
-    a page that is in two places, gives one of two pages with the same id another one, clears away what a kill left.
+    a page that is in two places, makes a copy with the same id a page of its own, clears away what a kill left.
 
     Exits with 0 when all is well, or mended, and with 1 when something is left to do.
-
-    \b
-    pagermcp spool check
-    sudo pagermcp spool check --repair --data-dir /var/lib/pagermcp
     """
+    opened = _open(data_dir, writes=True)
+    look = checking.examine(opened)
+    for _ in range(_ROUNDS if mends else 0):
+        if not sum(_mend(opened, finding) for finding in sorted(look.found)):  # all of them
+            break
+        look = checking.examine(opened)
+    for finding in sorted(look.found):
+        _say(opened, finding, finding.remedy + (", or let --repair do it" if finding.mend else ""))
+    found = f"{len(look.found)} found" if look.found else "nothing is wrong"
+    note(f"{look.mailboxes} mailboxes, {look.pages} pages: {found}")
+    sys.exit(NOTHING if look.found else 0)
+
+
+def _mend(opened: Spool, finding: checking.Finding) -> bool:
     try:
-        opened = _open(data_dir, writes=True)
-    except OtherFormat as error:
-        show.put_lines([str(error)])
-        sys.exit(NOTHING)
-    examination = checking.Examination(opened)
-    findings = examination.findings()
-    if mends:
-        with opened.one_at_a_time():
-            for _ in range(_ROUNDS):
-                if not _mend(opened, findings):
-                    break
-                findings = examination.findings()
-    show.put_lines(
-        f"{_shown(opened, one.path)}: {_shown(opened, one.what)}; {_advice(opened, one)}" for one in findings
-    )
-    about = f"{examination.mailboxes} mailboxes, {examination.pages} pages"
-    note(f"{about}: {len(findings)} found" if findings else f"{about}: nothing is wrong")
-    sys.exit(NOTHING if findings else 0)
+        done = checking.mend(opened, finding)
+    except FileNotFoundError:
+        return False  # it is gone
+    except (OSError, Busy) as error:
+        note(f"{finding.path} could not be mended: {error}")
+        return False
+    if done:
+        _say(opened, finding, done)
+    return bool(done)
 
 
-def _mend(opened: Beside, findings: list[checking.Finding]) -> bool:
-    """Mend what can be, and say so; whether anything was."""
-    mended = False
-    for one in findings:
-        try:
-            done = repair(opened, one)
-        except FileNotFoundError:
-            continue  # it has gone
-        except (OSError, Busy) as error:
-            note(f"{_shown(opened, one.path)} could not be mended: {error}")
-            continue
-        if done:
-            mended = True
-            show.put_lines([f"{_shown(opened, one.path)}: {_shown(opened, one.what)}; {_shown(opened, done)}"])
-    return mended
-
-
-def _advice(opened: Beside, finding: checking.Finding) -> str:
-    return _shown(opened, finding.remedy) + (", or let --repair do it" if finding.mend else "")
-
-
-def _shown(opened: Beside, text: str) -> str:
-    """A text with names of files in it, none of which harms a terminal; one that is a key is shown as its number."""
-    before, root, after = text.rpartition(f"{opened.root}/")
-    return show.in_one_line(before + root + _NAME.sub(lambda match: _without_key(match[0]), after))
-
-
-def _without_key(name: str) -> str:
-    """Beside an address, or in a hash, there may be digits with which it looks like another one."""
-    return name if _HASH.fullmatch(name) else "".join(map(address.redact, _ADDRESS.split(name)))
+def _say(opened: Spool, finding: checking.Finding, more: str) -> None:
+    show.put_lines([show.in_one_line(f"{opened.path(finding.path)}: {finding.what}; {more}")])
 
 
 @_command("Say how much there is in it.")
-@_json
+@click.option("--json", "as_json", is_flag=True, help="For a program: as JSON.")
 def stats(as_json: bool, data_dir: str | None) -> None:
-    """Say how much there is in the spool: pages by state, the fullest mailboxes, the days of the archive.
-
-    \b
-    pagermcp spool stats
-    pagermcp spool stats --json | jq .pages.waiting.pages
-    """
-    found = counting.stats(_open(data_dir, writes=False))
+    """Say how much there is in the spool: pages by state, the fullest mailboxes, the days of the archive."""
+    found = counting.stats(_open(data_dir))
     if as_json:
         show.put_json(found)
     else:
-        show.put_lines(show.in_one_line(line) if "/" in line else line for line in counting.table(found))
+        show.put_lines(map(show.plain, counting.lines(found)))
 
 
 @_command("Write a mailbox as lines of JSON.")
 @click.argument("number", type=_number)
 def export(number: str, data_dir: str | None) -> None:
-    """Write all pages of the mailbox with this NUMBER, archive included, as lines of JSON for `pagermcp spool import`.
-
-    \b
-    pagermcp spool export 0f9d2c1e-9ae8-812c-839c-75714745f412 >mailbox.jsonl
-    pagermcp spool export 0f9d2c1e-9ae8-812c-839c-75714745f412 | ssh new pagermcp spool import
-    """
-    opened = _open(data_dir, writes=False)
-    if not exporting.exists(opened, number):
-        fail(f"nothing in {opened.root} belongs to {number}", NOTHING)
-    for line in exporting.export(opened, number):
-        show.put(show.json_line(json.loads(line)) if os.isatty(1) else line)
+    """Write all files of the mailbox with this NUMBER, archive included, as lines of JSON for `pagermcp spool import`."""
+    opened = _open(data_dir)
+    _files_of(opened, number)
+    for line in moving.export(opened, number):
+        show.put_json(line)
 
 
 @_command("Take in what export has written.", "import")
@@ -204,81 +161,50 @@ def import_(data_dir: str | None) -> None:
 
     Nothing is written over, and what is here already is left, so it may be done again. A line that can't be taken in is
     named, and the next one is tried; then it exits with 1.
-
-    \b
-    pagermcp spool import <mailbox.jsonl
     """
     opened = _open(data_dir, writes=True)
-    with opened.one_at_a_time():
-        intake = Intake(opened)
-        refused = 0
+    intake, refused = moving.Intake(opened), 0
+    lock = FileLock(opened.path("keys", ".lock-import"), mode=opened.file_mode, fallback_to_soft=False)
+    with lock, open(0, "rb", closefd=False) as source:
         try:
-            for n, line in enumerate(_lines(3 * opened.max_page_bytes), 1):
+            for n, line in enumerate(iter(lambda: source.readline(8 * opened.max_page_bytes), b""), 1):
                 try:
-                    if line is None:
-                        raise Refused("far too long")
                     if line.strip():
                         intake.take(line)
-                except Refused as error:
+                except moving.Refused as error:
                     refused += 1
                     note(f"line {n}: {address.redact(str(error))}")
         finally:
-            show.put_lines([f"{intake.taken} taken in, {intake.there} were here already, {refused} refused"])
+            show.put_lines([f"{intake.taken} files taken in, {intake.there} were here already, {refused} refused"])
     for number in sorted(intake.unfinished):
         note(f"the last line about {number} is missing, so there may be more of it: export it again")
     sys.exit(NOTHING if refused or intake.unfinished else 0)
 
 
-def _lines(most: int) -> Iterator[bytes | None]:
-    """The lines of standard input; None for one that is too long."""
-    with os.fdopen(0, "rb", closefd=False) as source:
-        while line := source.readline(most):
-            if len(line) < most or line.endswith(b"\n"):
-                yield line
-                continue
-            while len(line) == most and not line.endswith(b"\n"):
-                line = source.readline(most)
-            yield None
-
-
 @_command("Delete what is old, or a mailbox, for good.")
 @click.option("--older-than", metavar="TIME", type=time_option(0), help="Days that ended so long ago (UTC), as in 30d.")
-@click.option("--number", metavar="NUMBER", type=_number, help="One mailbox; without --older-than all of it.")
+@click.option("--number", metavar="NUMBER", type=_number, help="One mailbox; without --older-than all that it holds.")
 @click.option("--yes", is_flag=True, help="Do it. Otherwise it is only said what would be deleted.")
 def purge(older_than: float | None, number: str | None, yes: bool, data_dir: str | None) -> None:
-    """Delete old days of the archive and of dead pages, or all that belongs to one mailbox. Without --yes it only says
-    what that would be. The archive of a room is only deleted by its number.
-
-    \b
-    pagermcp spool purge --older-than 30d
-    pagermcp spool purge --older-than 30d --yes
-    pagermcp spool purge --number 0f9d2c1e-9ae8-812c-839c-75714745f412 --yes
+    """Delete old days of the archive and of dead pages, or all that a mailbox holds. Without --yes it only says what
+    that would be. The archive of a room is only deleted by its number.
     """
-    if older_than is None and number is None:
-        raise click.UsageError("say what: --older-than 30d, or --number NUMBER")
     opened = _open(data_dir, writes=yes)
-    if older_than is None and number is not None:
-        parts = purging.mailbox(opened, number)
-        if not parts and not exporting.exists(opened, number):
-            fail(f"nothing in {opened.root} belongs to {number}", NOTHING)
+    if older_than is not None:
+        paths = purging.old_files(opened, older_than, number)
+    elif number is not None:
+        paths = _files_of(opened, number)
     else:
-        parts = purging.old_days(opened, older_than or 0, number)
-    stays = False
-    if yes and older_than is None and number is not None:
-        stays = not purging.delete_mailbox(opened, number)
+        raise click.UsageError("say what: --older-than 30d, or --number NUMBER")
+    count: collections.Counter[str] = collections.Counter()
+    for path in paths:
+        top, day, *_ = path.removeprefix(f"{opened.root}/").split("/")
+        count[f"{top}/{day}" if top in ("archive", "dead") else top] += 1
+    if yes and number is not None and older_than is None:
+        purging.delete_mailbox(opened, number)
     elif yes:
-        for part in parts:
-            purging.delete(part)
-    groups: dict[str, list[purging.Part]] = collections.defaultdict(list)
-    for part in parts:
-        groups[part.group].append(part)
+        purging.delete(opened, paths)
     verb = "deleted" if yes else "would delete"
-    lines = []
-    for group, some in groups.items():
-        size = counting.in_bytes(sum(part.bytes for part in some))
-        lines.append(f"{verb} {group}: {sum(part.pages for part in some)} pages, {size}")
-    show.put_lines(lines or [f"{verb} nothing"])
-    if stays:
-        note("its folder stays, empty, since the relay may be using it, which will remove it (MAILBOX_TTL_DAYS)")
-    if parts and not yes:
+    show.put_lines([f"{verb} {n} files in {where}" for where, n in count.items()] or [f"{verb} nothing"])
+    if paths and not yes:
         note("nothing was deleted: --yes does it")

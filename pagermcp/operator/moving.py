@@ -1,0 +1,191 @@
+"""Moves a mailbox to another spool: as lines of JSON, one for each of its files, and a last one that says it is whole.
+
+    {"path":"leased/<number>/<id>.json","at":"…Z","text":"…"}
+    {"end":"<number>","files":…}
+
+at: the file's mtime, which says when a lease ends, or when a page was archived. text: what is in it; bytes that are no
+UTF-8 are half surrogates, as Python has them.
+"""
+
+import contextlib
+import datetime
+import os
+import time
+from collections.abc import Iterator
+
+from pagermcp import files
+from pagermcp.operator.layout import ANY_SIZE, files_of, kind_of, name_in, number_in
+from pagermcp.spool import BadPage, Spool
+from pagermcp.spool.page import PageName, moment, parse_payload, read_page, timestamp
+from pagermcp.spool.spool import DIRECTORIES
+from pagermcp.spool.whereabouts import ANY, Place, find, listing
+
+Line = dict[str, str | int]
+
+_LOOKS = 5
+_READ_TRIES = 10
+_BESIDE_PAGES = ("note", "mark", "brought")
+_LONGEST_NAME = 60
+_DAY_MICROSECONDS = 86_400_000_000
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def export(spool: Spool, number: str) -> Iterator[Line]:
+    """The lines of one mailbox: each page that had come when this began, once. Raises Busy, OSError."""
+    lines = []
+    with spool.alone(number) if os.access(spool.path("keys"), os.W_OK) else contextlib.nullcontext():
+        for path in files_of(spool, number):
+            if kind_of(path.removeprefix(f"{spool.root}/")) in _BESIDE_PAGES:
+                with contextlib.suppress(FileNotFoundError):
+                    lines.append(_line(spool, path, files.read(path, ANY_SIZE)))
+        scheduled = listing(spool, number, "scheduled")  # alone, so that runs and their alarms fit together
+        lines += [line for place in scheduled for line in _lines_of(spool, number, place)]
+    yield from lines
+    count, done = len(lines), {place.name.id for place in scheduled}
+    for id, place in sorted(places(spool, number).items()):
+        for line in _lines_of(spool, number, place) if id not in done else ():
+            count += 1
+            yield line
+    yield {"end": number, "files": count}
+
+
+def places(spool: Spool, number: str) -> dict[str, Place]:
+    """Where each page of a mailbox was last seen, by id. One that moves while it is looked for may not be seen, so that
+    is done several times."""
+    return {place.name.id: place for _ in range(_LOOKS) for place in listing(spool, number, ANY)}
+
+
+def _find_content(spool: Spool, number: str, place: Place | None) -> tuple[Place, tuple[bytes, os.stat_result]] | None:
+    """Where a page is, wherever it has moved meanwhile, and what is in its file; None when it is gone."""
+    for _ in range(_READ_TRIES):
+        if place is None:
+            return None
+        try:
+            return place, files.read(place.path, ANY_SIZE)
+        except FileNotFoundError:
+            place = find(spool, number, place.name.id)
+    raise OSError(f"{number}: a page moves too fast to be read")
+
+
+def _lines_of(spool: Spool, number: str, place: Place) -> Iterator[Line]:
+    if found := _find_content(spool, number, place):
+        place, read = found
+        if place.state == "dead":
+            with contextlib.suppress(FileNotFoundError):
+                why = place.path.removesuffix(".json") + ".why"
+                yield _line(spool, why, files.read(why, ANY_SIZE))
+        yield _line(spool, place.path, read)
+
+
+def _line(spool: Spool, path: str, read: tuple[bytes, os.stat_result]) -> Line:
+    content, status = read
+    at = timestamp(datetime.datetime.fromtimestamp(status.st_mtime, datetime.UTC))
+    return {"path": path.removeprefix(f"{spool.root}/"), "at": at, "text": content.decode(errors="surrogateescape")}
+
+
+class Refused(ValueError):
+    """The line can't be taken in. The message says why."""
+
+
+class Intake:
+    """Takes in what `export` has written: each file where it was, as durably as if it had been sent here, and never
+    over anything. What is here already, in whatever state it is by now, is left as it is.
+
+    taken, there: files that were taken in, and that were here; unfinished: mailboxes whose last line has not come."""
+
+    def __init__(self, spool: Spool) -> None:
+        self.taken = self.there = 0
+        self.unfinished: set[str] = set()
+        self._spool = spool
+        self._here: dict[str, dict[str, Place]] = {}
+        self._tops = set(map(spool.path, DIRECTORIES))
+        self._made = self._tops.copy()  # folders whose own names are durable
+
+    def take(self, line: bytes) -> None:
+        """Take one line in. Raises Refused, SpoolFull, OSError."""
+        try:
+            record = parse_payload(line.decode())
+            if "end" in record:
+                self.unfinished.discard(str(record["end"]))
+                return
+            path = str(record["path"])
+            at = (moment(str(record["at"])) - _EPOCH) // datetime.timedelta(microseconds=1)
+            content = str(record["text"]).encode(errors="surrogateescape")
+            self._check(path, content, at)
+        except KeyError as error:
+            raise Refused(f"no {error.args[0]}") from None
+        except (ValueError, OverflowError) as error:  # BadPage is one
+            raise Refused(str(error)) from None
+        number, target = number_in(path), self._spool.path(path)
+        self.unfinished.add(number)
+        self._spool.check_room()
+        if self._has_page(number, path, content) if kind_of(path) == "page" else os.path.lexists(target):
+            self.there += 1
+            return
+        if path.startswith("new/"):
+            self._make(self._spool.path("leased", number))  # what waits must be takeable, also on a full disk
+        self._write(target, content, at)
+        self.taken += 1
+
+    def _check(self, path: str, content: bytes, at: int) -> None:
+        kind = kind_of(path)
+        if kind not in ("page", "why", *_BESIDE_PAGES) or not path.isprintable():
+            raise Refused("its path is that of no file of a mailbox, which is named by its number")
+        if kind == "brought" and len(os.path.basename(path)) > _LONGEST_NAME:
+            raise Refused("its name is too long")
+        if not 0 <= at < 10**16:
+            raise Refused("its time is out of range")
+        if len(content) > self._spool.max_page_bytes:
+            raise Refused(f"larger than {self._spool.max_page_bytes} bytes, which follows from MAX_MESSAGE_BYTES")
+        if kind == "page" and int(name_in(path).id) > time.time_ns() // 1000 + _DAY_MICROSECONDS:
+            raise Refused("its id is more than a day ahead of the clock")
+        if kind == "page" and not path.startswith("dead/"):
+            read_page(name_in(path), content)
+        elif kind == "note":
+            parse_payload(content.decode())
+
+    def _has_page(self, number: str, path: str, content: bytes) -> bool:
+        """Whether this page is here. Raises Refused when its id is that of another one."""
+        if number not in self._here:
+            self._here[number] = places(self._spool, number)
+        name, here = name_in(path), self._here[number]
+        if name.id not in here:
+            here[name.id] = Place(name, "", self._spool.path(path))
+            return False
+        found = _find_content(self._spool, number, here[name.id])
+        try:  # the relay adds to the page of a lost run how late it was
+            same = not found or content == (there := found[1][0]) or _created(name, there) == _created(name, content)
+        except BadPage:
+            same = False
+        if not same:
+            raise Refused(f"another page of {number} has the id {name.id} here")
+        return True
+
+    def _write(self, path: str, content: bytes, at: int) -> None:
+        folder = os.path.dirname(path)
+        draft = self._spool.draft(content)
+        try:
+            self._make(folder)
+            try:
+                draft.link(path)
+            except FileNotFoundError:  # the folder was empty, and the janitor has just removed it
+                self._made = self._tops.copy()
+                self._make(folder)
+                draft.link(path)
+            files.stamp(path, at * 1000)
+            files.sync_directory(folder)
+        finally:
+            draft.discard()
+
+    def _make(self, folder: str) -> None:
+        """Make a folder, its name durable: also if it is there, since who has made it may have been killed before."""
+        if folder not in self._made:
+            parent = os.path.dirname(folder)
+            self._make(parent)
+            files.make_directory(folder, self._spool.directory_mode)
+            files.sync_directory(parent)
+            self._made.add(folder)
+
+
+def _created(name: PageName, content: bytes) -> datetime.datetime:
+    return read_page(name, content).created_at
