@@ -20,7 +20,7 @@ from pagermcp.spool.schedule import Due
 from pagermcp.spool.spool import DIRECTORIES, LEFT_OVER_SECONDS
 from pagermcp.spool.whereabouts import find
 
-_COPIED_SECONDS = 60.0  # a page that a shell copies here may be broken for so long
+_COPIED_SECONDS = 60.0  # a page that a shell copies here may be broken for so long; the mtime of a lease is its end
 _MORE_LOOKS, _PAUSE_SECONDS = 2, 0.3
 _KNOWN = {"README.md", "lost+found"}
 
@@ -68,12 +68,10 @@ class Look:
         if not (stat.S_ISDIR if folder else stat.S_ISREG)(status.st_mode):
             return self._tell(path, f"is no {'folder' if folder else 'regular file'}", "move it away")
         if kind == "draft":
-            if _age(status) > LEFT_OVER_SECONDS:
+            if time.time() - status.st_ctime > LEFT_OVER_SECONDS:
                 self._tell(path, "was left by something that was killed", "it may go", "clear")
         elif kind == "brought" or (path.startswith("new/") and status.st_uid != user and not folder):
-            try:
-                files.read(self._spool.path(path), 0)
-            except PermissionError:
+            if not os.access(self._spool.path(path), os.R_OK) and os.path.lexists(self._spool.path(path)):
                 self._tell(path, "can't be read", f"chown {user} it as root")
             return False
         elif status.st_uid != user:
@@ -99,7 +97,7 @@ class Look:
         except FileNotFoundError:
             return
         except BadPage as error:
-            if _age(status) > _COPIED_SECONDS:
+            if time.time() - status.st_ctime > _COPIED_SECONDS:
                 self._tell(path, f"is no page ({redact(str(error))})", "look at it, and move it away", "bury")
 
     def _twice(self, path: str, status: os.stat_result, other: str, later: os.stat_result) -> None:
@@ -116,13 +114,8 @@ class Look:
             self._tell(path, f"can't be read ({error.strerror})", "move it away")
             return
         due = Due.parse(str(note.get("switch"))) if path.startswith("runs/") else None
-        if (
-            due is None
-            or due.micros < time.time_ns() // 1000
-            or os.path.exists(self._spool.path("scheduled", due.file))
-        ):
-            return
-        if find(self._spool, due.number, due.page.id) is None:
+        waits = due and (due.micros < time.time_ns() // 1000 or os.path.exists(self._spool.path("scheduled", due.file)))
+        if due and not waits and find(self._spool, due.number, due.page.id) is None:
             what = f"is a run whose alarm has gone ({due.file}), so that nothing would say it is lost"
             self._tell(path, what, "have it report again", "forget")
 
@@ -161,8 +154,3 @@ def mend(spool: Spool, finding: Finding) -> str:
         case "bury":
             return "moved to dead/" if spool.mailbox(number).bury(path, name_in(path), finding.what) else ""
     return ""
-
-
-def _age(status: os.stat_result) -> float:
-    """Seconds since the last change, also of its name: what was moved here may have an old mtime."""
-    return time.time() - max(status.st_mtime, status.st_ctime)

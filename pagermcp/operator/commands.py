@@ -17,11 +17,12 @@ from pagermcp.operator import check as checking
 from pagermcp.operator import moving
 from pagermcp.operator import purge as purging
 from pagermcp.operator import stats as counting
+from pagermcp.operator.layout import files_of
 from pagermcp.settings import InvalidSetting, Settings
 from pagermcp.spool import Busy, Spool, SpoolFull, SpoolRefused
 from pagermcp.spool.page import WORKERS
 
-_ROUNDS = 4  # of mending, since what is mended lets more be seen
+_ROUNDS = 2  # of mending, since what is mended lets more be seen
 
 
 class _Group(click.Group):
@@ -87,8 +88,8 @@ def _number(text: str) -> str:
     raise click.BadParameter("a mailbox is named by its number here: what `pagermcp number` prints, and no key")
 
 
-def _files_of(opened: Spool, number: str) -> list[str]:
-    paths = purging.mailbox_files(opened, number)
+def _all_of(opened: Spool, number: str) -> list[str]:
+    paths = files_of(opened, number)
     if not paths and not os.path.isdir(opened.path("new", number)):
         fail(f"nothing in {opened.root} belongs to {number}", NOTHING)
     return paths
@@ -106,9 +107,9 @@ def check(mends: bool, data_dir: str | None) -> None:
     """
     opened = _open(data_dir, writes=True)
     look = checking.examine(opened)
-    for _ in range(_ROUNDS if mends else 0):
-        if not sum(_mend(opened, finding) for finding in sorted(look.found)):  # all of them
-            break
+    for _ in range(_ROUNDS if mends and look.found else 0):
+        for finding in sorted(look.found):
+            _mend(opened, finding)
         look = checking.examine(opened)
     for finding in sorted(look.found):
         _say(opened, finding, finding.remedy + (", or let --repair do it" if finding.mend else ""))
@@ -117,17 +118,13 @@ def check(mends: bool, data_dir: str | None) -> None:
     sys.exit(NOTHING if look.found else 0)
 
 
-def _mend(opened: Spool, finding: checking.Finding) -> bool:
-    try:
-        done = checking.mend(opened, finding)
-    except FileNotFoundError:
-        return False  # it is gone
-    except (OSError, Busy) as error:
-        note(f"{finding.path} could not be mended: {error}")
-        return False
-    if done:
-        _say(opened, finding, done)
-    return bool(done)
+def _mend(opened: Spool, finding: checking.Finding) -> None:
+    with contextlib.suppress(FileNotFoundError):  # it is gone
+        try:
+            if done := checking.mend(opened, finding):
+                _say(opened, finding, done)
+        except (PermissionError, Busy) as error:
+            note(f"{finding.path} could not be mended: {error}")
 
 
 def _say(opened: Spool, finding: checking.Finding, more: str) -> None:
@@ -148,9 +145,9 @@ def stats(as_json: bool, data_dir: str | None) -> None:
 @_command("Write a mailbox as lines of JSON.")
 @click.argument("number", type=_number)
 def export(number: str, data_dir: str | None) -> None:
-    """Write all files of the mailbox with this NUMBER, archive included, as lines of JSON for `pagermcp spool import`."""
+    """Write all files of the mailbox with this NUMBER, archive included, as lines for `pagermcp spool import`."""
     opened = _open(data_dir)
-    _files_of(opened, number)
+    _all_of(opened, number)
     for line in moving.export(opened, number):
         show.put_json(line)
 
@@ -193,7 +190,7 @@ def purge(older_than: float | None, number: str | None, yes: bool, data_dir: str
     if older_than is not None:
         paths = purging.old_files(opened, older_than, number)
     elif number is not None:
-        paths = _files_of(opened, number)
+        paths = _all_of(opened, number)
     else:
         raise click.UsageError("say what: --older-than 30d, or --number NUMBER")
     count: collections.Counter[str] = collections.Counter()

@@ -11,6 +11,7 @@ from pagermcp.address import NUMBER
 from pagermcp.spool import Spool
 from pagermcp.spool.page import HANDLE, PageName
 from pagermcp.spool.spool import DAY, DIRECTORIES
+from pagermcp.spool.whereabouts import listing
 
 ANY_SIZE = 1 << 31
 """How much is read of a page here: what is too large is for the relay to say, which has its own settings."""
@@ -64,10 +65,11 @@ def walk(spool: Spool, names: Iterable[str], folder: str = "") -> Iterator[tuple
 
 
 def files_of(spool: Spool, number: str) -> list[str]:
-    """The paths of all files of a mailbox, but for those in scheduled/. Raises OSError."""
+    """The paths of all files of a mailbox: its alarms first, then the runs that name them. Raises OSError."""
     ended = [f"{top}/{day}" for day in spool.days() for top in ("archive", "dead")]
     folders = [spool.path(top, number) for top in ("runs", "keys", "rooms", "new", "leased", *ended)]
-    found = [path] if os.path.lexists(path := spool.path("read", number)) else []
+    found = [place.path for place in listing(spool, number, "scheduled")]
+    found += [path] if os.path.lexists(path := spool.path("read", number)) else []
     for folder in (*folders, spool.path("rooms", number, "agents")):
         if os.path.realpath(folder) == folder and os.path.isdir(folder):
             paths = (f"{folder}/{name}" for name in os.listdir(folder))  # an agent's may begin with a dot

@@ -8,7 +8,6 @@ from pagermcp import files
 from pagermcp.operator.layout import files_of, walk
 from pagermcp.spool import Spool
 from pagermcp.spool.page import now
-from pagermcp.spool.whereabouts import listing
 
 _PASSES = 10
 
@@ -23,11 +22,6 @@ def old_files(spool: Spool, seconds: float, number: str | None) -> list[str]:
         if kind in ("page", "why") and (whose == number or (number is None and not spool.is_room(whose))):
             found.append(spool.path(path))
     return found
-
-
-def mailbox_files(spool: Spool, number: str) -> list[str]:
-    """All that a mailbox holds: its alarms first, so that none goes off on the way."""
-    return [*(place.path for place in listing(spool, number, "scheduled")), *files_of(spool, number)]
 
 
 def delete(spool: Spool, paths: list[str]) -> None:
@@ -47,6 +41,6 @@ def delete_mailbox(spool: Spool, number: str) -> None:
     """Delete all that a mailbox holds, whatever moves or comes meanwhile. Raises Busy, OSError."""
     for _ in range(_PASSES):
         with spool.alone(number):  # so that no run is set, and no key written, in between
-            if not (paths := mailbox_files(spool, number)):
+            if not (paths := files_of(spool, number)):
                 return
             delete(spool, paths)
