@@ -17,12 +17,11 @@ from pagermcp.spool.notes import read_note
 from pagermcp.spool.page import read_page
 from pagermcp.spool.runs import forget_run
 from pagermcp.spool.schedule import Due
-from pagermcp.spool.spool import DIRECTORIES, LEFT_OVER_SECONDS
+from pagermcp.spool.spool import DIRECTORIES, LEFT_OVER_SECONDS, MAY_BE_THERE
 from pagermcp.spool.whereabouts import find
 
 _COPIED_SECONDS = 60.0  # a page that a shell copies here may be broken for so long; the mtime of a lease is its end
 _MORE_LOOKS, _PAUSE_SECONDS = 2, 0.3
-_KNOWN = {"README.md", "lost+found"}
 
 
 class Finding(NamedTuple):
@@ -42,12 +41,13 @@ class Look:
         self.mailboxes = self.pages = 0
         self._spool = spool
         self._live: dict[tuple[str, str], tuple[str, os.stat_result]] = {}  # pages that have not ended
-        for path, kind, status in walk(spool, (*DIRECTORIES, *({*files.names(spool.root)} - {*DIRECTORIES, *_KNOWN}))):
+        for path, kind, status in walk(spool, (*DIRECTORIES, *({*files.names(spool.root)} - MAY_BE_THERE))):
             self.mailboxes += kind == "folder" and path.startswith("new/")
-            if self._is_ours(path, kind, status) and kind == "page":
-                self._page(path, status)
-            elif kind == "note":
-                self._note(path)
+            if self._is_ours(path, kind, status):
+                if kind == "page":
+                    self._page(path, status)
+                elif kind == "note":
+                    self._note(path)
 
     def _tell(self, path: str, what: str, remedy: str, mend: str = "") -> bool:
         self.found.add(Finding(path, what, remedy, mend))
@@ -83,11 +83,8 @@ class Look:
     def _page(self, path: str, status: os.stat_result) -> None:
         self.pages += 1
         name, here = name_in(path), (path, status)
-        place = number_in(path), name.id
-        if path.startswith(("new/", "leased/", "scheduled/")):
-            there = self._live.setdefault(place, here)
-        else:
-            there = self._live.get(place, here)
+        seen = self._live.get if path.startswith(("archive/", "dead/")) else self._live.setdefault
+        there = seen((number_in(path), name.id), here)
         if there[0] != path:
             self._twice(*there, *here)
         if path.startswith("dead/"):

@@ -109,22 +109,15 @@ def check(mends: bool, data_dir: str | None) -> None:
     look = checking.examine(opened)
     for _ in range(_ROUNDS if mends and look.found else 0):
         for finding in sorted(look.found):
-            _mend(opened, finding)
+            with contextlib.suppress(FileNotFoundError, Busy):  # it is gone, or told again below
+                if done := checking.mend(opened, finding):
+                    _say(opened, finding, done)
         look = checking.examine(opened)
     for finding in sorted(look.found):
         _say(opened, finding, finding.remedy + (", or let --repair do it" if finding.mend else ""))
     found = f"{len(look.found)} found" if look.found else "nothing is wrong"
     note(f"{look.mailboxes} mailboxes, {look.pages} pages: {found}")
     sys.exit(NOTHING if look.found else 0)
-
-
-def _mend(opened: Spool, finding: checking.Finding) -> None:
-    with contextlib.suppress(FileNotFoundError):  # it is gone
-        try:
-            if done := checking.mend(opened, finding):
-                _say(opened, finding, done)
-        except (PermissionError, Busy) as error:
-            note(f"{finding.path} could not be mended: {error}")
 
 
 def _say(opened: Spool, finding: checking.Finding, more: str) -> None:

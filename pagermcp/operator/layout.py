@@ -41,8 +41,7 @@ def kind_of(path: str) -> str:
 
 def number_in(path: str) -> str:
     """The number of the mailbox to which a path belongs; "" when it belongs to none."""
-    match = NUMBER.search(path)
-    return match[0] if match else ""
+    return match[0] if (match := NUMBER.search(path)) else ""
 
 
 def name_in(path: str) -> PageName:
@@ -54,14 +53,13 @@ def name_in(path: str) -> PageName:
 def walk(spool: Spool, names: Iterable[str], folder: str = "") -> Iterator[tuple[str, str, os.stat_result]]:
     """Files and folders with their paths, kinds and status: these, and all that is in such as may be in a spool."""
     for path in (f"{folder}{name}" for name in names):
-        with contextlib.suppress(FileNotFoundError):  # it has moved on
+        with contextlib.suppress(
+            FileNotFoundError, PermissionError
+        ):  # it has moved on; its folder's mode is to be told
             kind, status = kind_of(path), os.lstat(spool.path(path))
             yield path, kind, status
             if kind == "folder" and stat.S_ISDIR(status.st_mode):
-                inside: list[str] = []
-                with contextlib.suppress(PermissionError):  # whose mode is to be told
-                    inside = files.names(spool.path(path))
-                yield from walk(spool, inside, f"{path}/")
+                yield from walk(spool, files.names(spool.path(path)), f"{path}/")
 
 
 def files_of(spool: Spool, number: str) -> list[str]:

@@ -21,9 +21,8 @@ from pagermcp.spool.page import moment, parse_payload, read_page, timestamp
 from pagermcp.spool.spool import DIRECTORIES
 from pagermcp.spool.whereabouts import ANY, Place, find, listing
 
-_LOOKS = 5
-_READ_TRIES = 10
-_BESIDE_PAGES = ("note", "mark", "brought")
+_TRIES = 5
+_BESIDE_PAGES = ("note", "mark", "brought", "why")
 _HEAD_BYTES = 44  # in which a page says when it was made; behind it the relay adds how late it says that a run is lost
 
 
@@ -36,42 +35,32 @@ def export(spool: Spool, number: str) -> Iterator[dict[str, Any]]:
                 with contextlib.suppress(FileNotFoundError):
                     lines.append(_line(spool, path, files.read(path, ANY_SIZE)))
         scheduled = listing(spool, number, "scheduled")  # alone, so that runs and their alarms fit together
-        lines += [line for place in scheduled for line in _lines_of(spool, number, place)]
+        lines += [_line(spool, *read) for place in scheduled if (read := _read(spool, number, place))]
     yield from lines
     count, done = len(lines), {place.name.id for place in scheduled}
     for id, place in sorted(places(spool, number).items()):
-        for line in _lines_of(spool, number, place) if id not in done else ():
+        if id not in done and (read := _read(spool, number, place)):
             count += 1
-            yield line
+            yield _line(spool, *read)
     yield {"end": number, "files": count}
 
 
 def places(spool: Spool, number: str) -> dict[str, Place]:
     """Where each page of a mailbox was last seen, by id. One that moves while it is looked for may not be seen, so that
     is done several times."""
-    return {place.name.id: place for _ in range(_LOOKS) for place in listing(spool, number, ANY)}
+    return {place.name.id: place for _ in range(_TRIES) for place in listing(spool, number, ANY)}
 
 
-def _find_content(spool: Spool, number: str, place: Place | None) -> tuple[Place, tuple[bytes, os.stat_result]] | None:
-    """Where a page is, wherever it has moved meanwhile, and what is in its file; None when it is gone."""
-    for _ in range(_READ_TRIES):
+def _read(spool: Spool, number: str, place: Place | None) -> tuple[str, tuple[bytes, os.stat_result]] | None:
+    """Where the file of a page is, wherever it has moved meanwhile, and what is in it; None when it is gone."""
+    for _ in range(_TRIES):
         if place is None:
             return None
         try:
-            return place, files.read(place.path, ANY_SIZE)
+            return place.path, files.read(place.path, ANY_SIZE)
         except FileNotFoundError:
             place = find(spool, number, place.name.id)
     raise OSError(f"{number}: a page moves too fast to be read")
-
-
-def _lines_of(spool: Spool, number: str, place: Place) -> Iterator[dict[str, Any]]:
-    if found := _find_content(spool, number, place):
-        place, read = found
-        if place.state == "dead":
-            with contextlib.suppress(FileNotFoundError):
-                why = place.path.removesuffix(".json") + ".why"
-                yield _line(spool, why, files.read(why, ANY_SIZE))
-        yield _line(spool, place.path, read)
 
 
 def _line(spool: Spool, path: str, read: tuple[bytes, os.stat_result]) -> dict[str, Any]:
@@ -124,7 +113,7 @@ class Intake:
 
     def _check(self, path: str, content: bytes, at: int) -> None:
         kind = kind_of(path)
-        if kind not in ("page", "why", *_BESIDE_PAGES) or not path.isprintable():
+        if kind not in ("page", *_BESIDE_PAGES) or not path.isprintable():
             raise Refused("its path is that of no file of a mailbox, which is named by its number")
         if not 0 <= at < 10**16:
             raise Refused("its time is out of range")
@@ -145,7 +134,7 @@ class Intake:
         if name.id not in here:
             here[name.id] = Place(name, "", self._spool.path(path))
             return False
-        found = _find_content(self._spool, number, here[name.id])
+        found = _read(self._spool, number, here[name.id])
         if found and found[1][0][:_HEAD_BYTES] != content[:_HEAD_BYTES]:
             raise Refused(f"another page of {number} has the id {name.id} here")
         return True

@@ -5,9 +5,10 @@ import datetime
 import os
 
 from pagermcp import files
-from pagermcp.operator.layout import files_of, walk
+from pagermcp.operator.layout import files_of, number_in, walk
 from pagermcp.spool import Spool
 from pagermcp.spool.page import now
+from pagermcp.spool.room import OPEN_ROOM
 
 _PASSES = 10
 
@@ -16,12 +17,9 @@ def old_files(spool: Spool, seconds: float, number: str | None) -> list[str]:
     """The files of days that ended so long ago, of a mailbox or of all: those of rooms are kept, as by the janitor."""
     limit = f"{now() - datetime.timedelta(seconds=seconds):%Y-%m-%d}"
     days = [f"{top}/{day}" for top in ("archive", "dead") for day in spool.days() if day < limit]
-    found = []
-    for path, kind, _ in walk(spool, sorted(days)):
-        whose = path.split("/")[2] if path.count("/") > 2 else ""
-        if kind in ("page", "why") and (whose == number or (number is None and not spool.is_room(whose))):
-            found.append(spool.path(path))
-    return found
+    paths = [path for path, kind, _ in walk(spool, sorted(days)) if kind in ("page", "why")]
+    whose = {number} if number else {number_in(path) for path in paths} - {*files.names(spool.path("rooms")), OPEN_ROOM}
+    return [spool.path(path) for path in paths if number_in(path) in whose]
 
 
 def delete(spool: Spool, paths: list[str]) -> None:

@@ -56,7 +56,7 @@ _MIN_FREE_INODES = 1000
 _RETRY_SECONDS = 60.0
 _LOCKS = 256
 _ALONE_PATIENCE_SECONDS = 3.0
-_MAY_BE_THERE = {"README.md", "lost+found", *DIRECTORIES}  # in a folder that is to become a spool
+MAY_BE_THERE = {"README.md", "lost+found", *DIRECTORIES}  # in a folder that is to become a spool
 
 log = logging.getLogger(__name__)
 
@@ -329,7 +329,7 @@ class Spool:
         try:
             content = files.read(self.path("FORMAT"), 65536)[0].decode(errors="replace")
         except FileNotFoundError:
-            strangers = [name for name in files.names(self.root) if name not in _MAY_BE_THERE]
+            strangers = [name for name in files.names(self.root) if name not in MAY_BE_THERE]
             if strangers:
                 raise SpoolRefused(
                     f"{self.root} is no spool (it has no FORMAT) and not empty (there is {strangers[0]}): "
