@@ -106,7 +106,7 @@ def test_a_spool_in_use_is_clean_and_check_changes_nothing_in_it(spool: Spool) -
     before = everything(spool)
     done = run(spool, "check")
     assert done.stdout == ""
-    assert re.fullmatch(r"pagermcp: 1 mailboxes, [0-9]+ pages: nothing is wrong\n", done.stderr)
+    assert re.fullmatch(r"pagermcp: 1 mailboxes, [0-9]+ pages: nothing found\n", done.stderr)
     assert run(spool, "check", "--repair").stdout == ""
     assert everything(spool) == before
 

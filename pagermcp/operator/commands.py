@@ -5,7 +5,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import click
 from filelock import FileLock
@@ -26,7 +25,7 @@ _ROUNDS = 2  # of mending, since what is mended lets more be seen
 
 
 class _Group(click.Group):
-    def invoke(self, context: click.Context) -> Any:
+    def invoke(self, context: click.Context) -> object:
         try:
             return super().invoke(context)
         except (InvalidSetting, SpoolRefused) as error:
@@ -115,8 +114,7 @@ def check(mends: bool, data_dir: str | None) -> None:
         look = checking.examine(opened)
     for finding in sorted(look.found):
         _say(opened, finding, finding.remedy + (", or let --repair do it" if finding.mend else ""))
-    found = f"{len(look.found)} found" if look.found else "nothing is wrong"
-    note(f"{look.mailboxes} mailboxes, {look.pages} pages: {found}")
+    note(f"{look.mailboxes} mailboxes, {look.pages} pages: {len(look.found) or 'nothing'} found")
     sys.exit(NOTHING if look.found else 0)
 
 
@@ -172,13 +170,14 @@ def import_(data_dir: str | None) -> None:
 
 
 @_command("Delete what is old, or a mailbox, for good.")
-@click.option("--older-than", metavar="TIME", type=time_option(0), help="Days that ended so long ago (UTC), as in 30d.")
+@click.option(
+    "--older-than", metavar="TIME", type=time_option(0, 1e9), help="Days that ended so long ago (UTC), as in 30d."
+)
 @click.option("--number", metavar="NUMBER", type=_number, help="One mailbox; without --older-than all that it holds.")
 @click.option("--yes", is_flag=True, help="Do it. Otherwise it is only said what would be deleted.")
 def purge(older_than: float | None, number: str | None, yes: bool, data_dir: str | None) -> None:
     """Delete old days of the archive and of dead pages, or all that a mailbox holds. Without --yes it only says what
-    that would be. The archive of a room is only deleted by its number.
-    """
+    that would be. The archive of a room is only deleted by its number."""
     opened = _open(data_dir, writes=yes)
     if older_than is not None:
         paths = purging.old_files(opened, older_than, number)
