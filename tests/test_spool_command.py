@@ -16,7 +16,7 @@ import pytest
 from conftest import NOBODY, REPOSITORY, Client, Relay, as_root, clean_environment, new_key, number, until
 
 from pagermcp import files
-from pagermcp.operator import moving
+from pagermcp.operator import check, moving
 from pagermcp.spool import Janitor, Mailbox, Options, Spool, send
 from pagermcp.spool.spool import DIRECTORIES
 
@@ -478,6 +478,31 @@ def test_a_page_that_is_always_where_nobody_looks_is_exported(
     assert not moves
 
 
+def test_a_page_that_moves_on_during_a_look_is_no_finding(
+    spool: Spool, box: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.deliver("{}")
+    real = files.names
+
+    def names(path: str) -> list[str]:
+        if path == spool.path("leased"):
+            assert box.claim(60)
+        return real(path)
+
+    monkeypatch.setattr(files, "names", names)
+    look = check.Look(spool)
+    assert (look.pages, look.found) == (2, set())
+
+
+def test_what_is_over_at_the_next_look_is_no_finding(
+    spool: Spool, box: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = wrong_mode(spool, BOX)
+    monkeypatch.setattr(check.time, "sleep", lambda seconds: os.chmod(path, 0o600))
+    assert check.Look(spool).found
+    assert check.examine(spool).found == set()
+
+
 def test_a_repair_beside_a_relay_leaves_pages_to_their_readers(start_relay: Callable[..., Relay], key: str) -> None:
     relay = start_relay()
     for n in range(3):
@@ -747,6 +772,7 @@ print(json.dumps([f"{step} {path.removeprefix(sys.argv[1])}" for step, path in s
     steps = [re.sub("/tmp/.*", "/tmp/", step) for step in json.loads(done.stdout)]
     in_order = ["write /tmp/", "fsync /tmp/", f"link /new/{BOX}/{id}.json", f"fsync directory /new/{BOX}"]
     assert [step for step in steps if step in in_order] == in_order
+    assert f"mkdir /leased/{BOX}" in steps  # while there is room: what waits must be takeable
     made = steps.index(f"mkdir /new/{BOX}")
     assert made < steps.index("fsync directory /new") < steps.index(in_order[2])
 
