@@ -114,7 +114,8 @@ def check(mends: bool, data_dir: str | None) -> None:
         look = checking.examine(opened)
     for finding in sorted(look.found):
         _say(opened, finding, finding.remedy + (", or let --repair do it" if finding.mend else ""))
-    note(f"{look.mailboxes} mailboxes, {look.pages} pages: {len(look.found) or 'nothing'} found")
+    if look.found or os.isatty(2):  # to cron all is well when nothing is said
+        note(f"{look.mailboxes} mailboxes, {look.pages} pages: {len(look.found) or 'nothing'} found")
     sys.exit(NOTHING if look.found else 0)
 
 
