@@ -101,6 +101,15 @@ def test_left_over_temporary_files_go_after_ten_minutes(spool: Spool) -> None:
     assert os.listdir(spool.path("tmp")) == ["young"]
 
 
+def test_who_clears_up_after_a_worker_leaves_what_others_are_writing(spool: Spool) -> None:
+    spool.worker, spool.nameless_drafts = 4, False
+    drafts = [spool.draft(b"") for _ in range(64)]
+    spool.recover(worker=3)
+    assert len(os.listdir(spool.path("tmp"))) == len(drafts)
+    spool.recover(worker=4)
+    assert os.listdir(spool.path("tmp")) == []
+
+
 def test_a_file_that_was_being_taken_in_is_put_back(spool: Spool) -> None:
     box = number(new_key())
     taken = Path(spool.temporary(adopted=(box, "page.json")))

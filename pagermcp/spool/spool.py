@@ -168,7 +168,7 @@ class Spool:
 
     def draft(self, content: bytes) -> files.Draft:
         """A page's file, on the disk but not in any mailbox yet. Raises OSError."""
-        return files.Draft(self.path("tmp"), content, self.file_mode, self.nameless_drafts)
+        return files.Draft(self.temporary(), content, self.file_mode, self.nameless_drafts)
 
     def days(self) -> list[str]:
         """The day folders of archive/ and dead/, latest first."""
