@@ -9,6 +9,9 @@ import re
 import uuid
 
 NUMBER_VERSION = 8
+NUMBER = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+"""A number in canonical form, as it names files."""
+
 _PREFIX = b"pagermcp number 1:"
 _ANY_UUID = re.compile(r"(?:[0-9a-fA-F]-*){31}[0-9a-fA-F]")
 _FORM = re.compile(rf"\s*(?:urn:uuid:)?\{{?-*{_ANY_UUID.pattern}-*\}}?\s*")

@@ -31,12 +31,16 @@ run exits as its command does: 126 can't be run, 127 not found,
 
 
 class _Group(click.Group):
-    """The relay does not load the client, nor the client the relay."""
+    """The relay does not load the client, nor the client the relay; what is for the operator only `spool` loads."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return [*_client_commands(), *super().list_commands(context)]
+        return [*_client_commands(), *super().list_commands(context), "spool"]
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name == "spool":
+            from pagermcp.operator.commands import spool
+
+            return spool
         return super().get_command(context, name) or _client_commands().get(name)
 
 

@@ -53,17 +53,16 @@ class Draft:
     """A file that was written durably and is to be shown under a name by `link`. Raises OSError.
 
     Until then it has none, if the system can do that (`drafts_need_no_name`): that is one folder less to change, twice,
-    which all who write at the same time would wait for; and nothing is left behind by a kill. Otherwise it has a new
-    one in `folder`. In either case it is to be discarded when it was linked, or will not be."""
+    which all who write at the same time would wait for; and nothing is left behind by a kill. Otherwise it is the
+    new `temporary`. In either case it is to be discarded when it was linked, or will not be."""
 
-    def __init__(self, folder: str, content: bytes, mode: int, nameless: bool) -> None:
-        self._path, self._descriptor = f"{folder}/", -1
+    def __init__(self, temporary: str, content: bytes, mode: int, nameless: bool) -> None:
+        self._path, self._descriptor = temporary, -1
         if not nameless:
-            self._path += secrets.token_hex(8)
             write(self._path, content, mode)
             return
         _step("write", self._path)
-        self._descriptor = os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, mode)
+        self._descriptor = os.open(os.path.dirname(temporary), os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, mode)
         try:
             _fill(self._descriptor, self._path, content, mode)
         except OSError:
@@ -93,7 +92,7 @@ def drafts_need_no_name(folder: str) -> bool:
         return False
     path = f"{folder}/{secrets.token_hex(8)}"
     try:
-        draft = Draft(folder, b"", 0o600, nameless=True)
+        draft = Draft(path, b"", 0o600, nameless=True)
         try:
             draft.link(path)
         finally:

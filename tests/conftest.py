@@ -135,15 +135,19 @@ class Relay:
         user: int | None = None,
         prefix: Sequence[str] = (),
         prelude: str = "",
+        program: Path | None = None,
         **settings: object,
     ) -> None:
-        """prefix: what runs the command; prelude: Python code that runs before the relay, in its process."""
+        """prefix: what runs the command; prelude: Python code that runs before the relay, in its process; program: a
+        `pagermcp` that was installed, which is not to find this checkout's."""
         self.spool = spool
         self.log = log
         environment = clean_environment(**{"PORT": 0, "DATA_DIR": spool, **settings})
         command = [sys.executable, "-c", f"{prelude}\nfrom pagermcp.cli import main\nmain()"]
         if user is not None:
             command = as_user(user, RELAY_IMPORTS, "main()")
+        if program is not None:
+            command = [str(program)]
         with log.open("ab") as stderr:
             self.process = subprocess.Popen(
                 [*prefix, *command],
@@ -151,7 +155,7 @@ class Relay:
                 stderr=stderr,
                 text=True,
                 env=environment,
-                cwd=REPOSITORY,
+                cwd=program.parent if program else REPOSITORY,
             )
         assert self.process.stdout is not None
         self.greeting = self.process.stdout.readline()

@@ -90,7 +90,7 @@ def nameless(tmp_path: Path, request: pytest.FixtureRequest) -> bool:
 
 def test_a_draft_is_nowhere_until_it_is_linked_and_then_only_there(tmp_path: Path, nameless: bool) -> None:
     (tmp_path / "tmp").mkdir()
-    draft = files.Draft(str(tmp_path / "tmp"), b"page", 0o640, nameless)
+    draft = files.Draft(str(tmp_path / "tmp" / "draft"), b"page", 0o640, nameless)
     assert len(list((tmp_path / "tmp").iterdir())) == (0 if nameless else 1)
     draft.link(str(tmp_path / "page"))
     draft.discard()
@@ -103,7 +103,7 @@ def test_a_draft_is_nowhere_until_it_is_linked_and_then_only_there(tmp_path: Pat
 def test_a_draft_replaces_nothing_and_can_then_be_linked_elsewhere(tmp_path: Path, nameless: bool) -> None:
     (tmp_path / "old").write_text("old")
     (tmp_path / "symlink").symlink_to(tmp_path / "nowhere")
-    draft = files.Draft(str(tmp_path), b"page", 0o600, nameless)
+    draft = files.Draft(str(tmp_path / "draft"), b"page", 0o600, nameless)
     for name in ("old", "symlink"):
         with pytest.raises(FileExistsError):
             draft.link(str(tmp_path / name))
@@ -122,7 +122,7 @@ def test_a_draft_that_could_not_be_synced_leaves_no_file_and_no_descriptor(
     monkeypatch.setattr(os, "fsync", fail)
     opened = len(os.listdir("/proc/self/fd")) if nameless else 0
     with pytest.raises(OSError, match="Input/output"):
-        files.Draft(str(tmp_path), b"page", 0o600, nameless)
+        files.Draft(str(tmp_path / "draft"), b"page", 0o600, nameless)
     assert list(tmp_path.iterdir()) == []
     assert not nameless or len(os.listdir("/proc/self/fd")) == opened
 

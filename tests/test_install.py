@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -263,17 +261,3 @@ def test_a_folder_that_can_not_be_written_is_one_line(client: Client, home: Path
 
 def test_without_pagermcp_on_the_path_that_is_said(client: Client, home: Path) -> None:
     assert "put it on the PATH" in client("install", "codex", environment={"PATH": "/usr/bin:/bin"}).stderr
-
-
-def test_the_plugins_and_what_the_relay_serves_are_in_the_wheel(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path, "."]
-    done = subprocess.run(build, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    [wheel] = tmp_path.glob("*.whl")
-    unpack = [sys.executable, "-m", "zipfile", "-e", wheel, tmp_path / "site"]
-    subprocess.run(unpack, check=True, timeout=60)
-    inside = tree(tmp_path / "site/pagermcp/plugins")
-    assert inside == {name: content for name, content in tree(REPOSITORY / "plugins").items() if name in inside}
-    assert {"pager.js", "claude/bin/hook", "claude/.claude-plugin/plugin.json", "codex/hooks.json"} <= set(inside)
-    for folder in ("web/templates", "web/static", "share"):
-        assert tree(tmp_path / "site/pagermcp" / folder) == tree(REPOSITORY / "pagermcp" / folder)

@@ -13,7 +13,7 @@ import pytest
 from conftest import NOBODY, REPOSITORY, as_root, as_user, new_key, number
 
 from pagermcp.spool import Spool, SpoolRefused
-from pagermcp.spool.spool import _DIRECTORIES, FORMAT, GUIDE
+from pagermcp.spool.spool import DIRECTORIES, FORMAT, GUIDE
 
 
 def mode(path: str | Path) -> int:
@@ -24,8 +24,8 @@ def test_a_new_spool_is_for_its_owner_and_explains_itself(tmp_path: Path) -> Non
     spool = Spool(str(tmp_path / "a" / "spool"))
     assert Path(spool.path("FORMAT")).read_text() == GUIDE
     assert GUIDE.startswith(f"{FORMAT}\n")
-    assert set(os.listdir(spool.root)) == {"FORMAT", *_DIRECTORIES}
-    assert {mode(spool.path(name)) for name in ("", *_DIRECTORIES)} == {0o700}
+    assert set(os.listdir(spool.root)) == {"FORMAT", *DIRECTORIES}
+    assert {mode(spool.path(name)) for name in ("", *DIRECTORIES)} == {0o700}
     assert mode(spool.path("FORMAT")) == 0o600
 
 
@@ -109,6 +109,15 @@ def test_left_over_temporary_files_go_after_ten_minutes(spool: Spool) -> None:
     os.utime(old, (time.time() - 601,) * 2)
     spool.recover()
     assert os.listdir(spool.path("tmp")) == ["young"]
+
+
+def test_who_clears_up_after_a_worker_leaves_what_others_are_writing(spool: Spool) -> None:
+    spool.worker, spool.nameless_drafts = 4, False
+    drafts = [spool.draft(b"") for _ in range(64)]
+    spool.recover(worker=3)
+    assert len(os.listdir(spool.path("tmp"))) == len(drafts)
+    spool.recover(worker=4)
+    assert os.listdir(spool.path("tmp")) == []
 
 
 def test_a_file_that_was_being_taken_in_is_put_back(spool: Spool) -> None:

@@ -288,9 +288,10 @@ class Janitor:
     def _delete(self, day: str) -> None:
         for state in ("archive", "dead"):
             folder = self._spool.path(state, day)
-            rooms = [number for number in files.names(folder) if self._spool.is_room(number)]  # they keep everything
+            within = [] if os.path.islink(folder) else files.names(folder)  # a link is refused below
+            rooms = [number for number in within if self._spool.is_room(number)]  # they keep everything
             try:
-                for number in set(files.names(folder)) - set(rooms) if rooms else ():
+                for number in set(within) - set(rooms) if rooms else ():
                     shutil.rmtree(f"{folder}/{number}")
                 if not rooms:
                     shutil.rmtree(folder)

@@ -432,6 +432,16 @@ class Mailbox:
             page = page.page  # it has come due just now
         return self._archive(self._at("new", page), page, "replaced")
 
+    def bury(self, path: str, name: PageName, reason: str) -> bool:
+        """Move a file that is no page from any place to dead/, with the reason beside it; False when it is gone."""
+        if not files.stamp(path, time.time_ns()):
+            return False
+        dead = self._at("dead", name)
+        self._explain(dead, reason)
+        buried = files.move(path, dead, self._mode)
+        MEASURES.count("dead", buried)
+        return buried
+
     def withdraw(self, name: PageName) -> bool:
         """Let a leased page wait again that was not handed out after all; False when it is not leased any more."""
         return self._stamp(name) and self._leave_leased(name, self._at("new", name))
@@ -645,10 +655,7 @@ class Mailbox:
         try:
             payload = self._foreign_payload(file, content)
         except BadPage as error:
-            with self._lock:
-                dead = self._at("dead", PageName(self._next_id(), 1))
-            self._explain(dead, f"{file}: {error}")
-            MEASURES.count("dead", files.move(taken, dead, self._mode))
+            self.bury(taken, PageName(self.next_id(), 1), f"{file}: {error}")
             return True
         with self._lock:
             self._writing += 1  # it had its place in new/ already, so it is not refused for want of one

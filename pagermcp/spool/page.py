@@ -24,7 +24,9 @@ STALE_SECONDS = 900.0
 MTIME_GRAIN_NS = 100_000_000
 """A directory that is changed again this soon may show the same mtime."""
 
-_HANDLE = re.compile(r"([0-9]{16})(?:\.([2-9]|[1-9][0-9]{1,5}))?", re.ASCII)
+HANDLE = re.compile(r"([0-9]{16})(?:\.([2-9]|[1-9][0-9]{1,5}))?", re.ASCII)
+"""What a reader acknowledges: the id, and the attempt from the second on."""
+
 _TIMES = {"due_at", "expires_at"}
 
 
@@ -46,7 +48,7 @@ class PageName(NamedTuple):
     @classmethod
     def parse_handle(cls, handle: str) -> "PageName | None":
         """Read `<id>` or `<id>.<attempt>`; None for anything else."""
-        match = _HANDLE.fullmatch(handle)
+        match = HANDLE.fullmatch(handle)
         return cls(match[1], int(match[2] or 1)) if match else None
 
     @property

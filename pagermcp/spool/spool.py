@@ -49,16 +49,16 @@ A JSON file moved into new/<number>/ is a page: mv page.json new/<number>/
 Look with ls and cat. Pages may be removed with rm; the relay minds neither.
 """
 
-_DIRECTORIES = ("new", "leased", "scheduled", "archive", "dead", "keys", "runs", "read", "rooms", "tmp")
-_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
+DIRECTORIES = ("new", "leased", "scheduled", "archive", "dead", "keys", "runs", "read", "rooms", "tmp")
+DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _ADOPTED = "adopt-"
 _ADOPTED_NAME = re.compile(rf"{_ADOPTED}(?:([0-9a-f])-)?([0-9a-f-]{{36}})-(.+)", re.ASCII)
-_LEFT_OVER_SECONDS = 600
+LEFT_OVER_SECONDS = 600
 _MIN_FREE_INODES = 1000
 _RETRY_SECONDS = 60.0
 _LOCKS = 256
 _ALONE_PATIENCE_SECONDS = 3.0
-_MAY_BE_THERE = {"README.md", "lost+found", *_DIRECTORIES}  # in a folder that is to become a spool
+MAY_BE_THERE = {"README.md", "lost+found", *DIRECTORIES}  # in a folder that is to become a spool
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,8 @@ class Spool:
 
     max_messages: pages in one mailbox; max_message_bytes: of a body; min_free_bytes: kept free on the disk;
     room_hours: how long a room's messages are active;
-    worker: 0 to 15, different in each process on one spool; clock: one that watches for longer than this process lives.
+    worker: 0 to 15, different in each process on one spool; clock: one that watches for longer than this process lives;
+    beside: only look into one that is there, which a relay may be serving; nothing is made by opening it.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Spool:
         room_hours: float = 24,
         worker: int = 0,
         clock: Clock | None = None,
+        beside: bool = False,
     ) -> None:
         self.root = os.path.realpath(root)
         self.max_messages = max_messages
@@ -113,8 +115,13 @@ class Spool:
         self._rooms: dict[str, Room] = {}
         self._lock = threading.Lock()
         self._alone = [threading.Lock() for _ in range(_LOCKS)]
+        self._beside = beside
+        self.tells_changes_apart = self.nameless_drafts = False
         try:
-            self._open()
+            if beside:
+                self._open_beside()
+            else:
+                self._open()
             self.schedule = Schedule(self.path("scheduled"), self.agenda, self.clock)
         except OSError as error:
             raise SpoolRefused(self.explain(error)) from error
@@ -164,7 +171,7 @@ class Spool:
 
     def draft(self, content: bytes) -> files.Draft:
         """A page's file, on the disk but not in any mailbox yet. Raises OSError."""
-        return files.Draft(self.path("tmp"), content, self.file_mode, self.nameless_drafts)
+        return files.Draft(self.temporary(), content, self.file_mode, self.nameless_drafts)
 
     def sync_mailboxes(self, since: float) -> None:
         """Make durable that those mailboxes are there which were there at this monotonic time. Raises OSError."""
@@ -176,7 +183,7 @@ class Spool:
     def days(self) -> list[str]:
         """The day folders of archive/ and dead/, latest first."""
         names = {*files.names(self.path("archive")), *files.names(self.path("dead"))}
-        return sorted(filter(_DAY.fullmatch, names), reverse=True)
+        return sorted(filter(DAY.fullmatch, names), reverse=True)
 
     def check_room(self) -> None:
         """Raises SpoolFull when a page must be refused, and OSError when the disk does not answer."""
@@ -270,17 +277,27 @@ class Spool:
         whose = None if worker is None else f"{worker:x}"
         for name in files.names(self.path("tmp")):
             path = self.path("tmp", name)
+            adopted = _ADOPTED_NAME.fullmatch(name)
             try:
-                if adopted := _ADOPTED_NAME.fullmatch(name):
-                    if whose in (None, adopted[1]):
-                        files.put_back(path, self.path("new", adopted[2], adopted[3]), self.directory_mode)
-                elif name.startswith(whose) if whose else self._is_left_over(path):
-                    files.remove(path)
+                if whose:
+                    done_with = whose == (adopted[1] if adopted else name[0])
+                else:
+                    done_with = adopted is not None or self._is_left_over(path)
+                if done_with:
+                    self.clear(name)
             except OSError as error:  # not ours, then; it must not keep the relay from starting
                 log.warning("%s is left alone: %s", path, error.strerror)
 
+    def clear(self, name: str) -> None:
+        """Put a file in tmp/ back to where a shell brought it, or else remove it. Raises OSError."""
+        path = self.path("tmp", name)
+        if adopted := _ADOPTED_NAME.fullmatch(name):
+            files.put_back(path, self.path("new", adopted[2], adopted[3]), self.directory_mode)
+        else:
+            files.remove(path)
+
     def _is_left_over(self, path: str) -> bool:
-        return abs(time.time() - os.stat(path, follow_symlinks=False).st_mtime) > _LEFT_OVER_SECONDS
+        return abs(time.time() - os.stat(path, follow_symlinks=False).st_mtime) > LEFT_OVER_SECONDS
 
     @property
     def unreadable(self) -> int:
@@ -290,15 +307,12 @@ class Spool:
     def _open(self) -> None:
         os.makedirs(self.root, 0o700, exist_ok=True)
         current = self._read_format()
-        mode = os.stat(self.root).st_mode
-        if current is None and mode & 0o007:
-            kept = mode & stat.S_ISVTX and os.stat(self.root).st_uid != os.geteuid()
-            mode = 0o700  # a new spool is for its owner; who widens it later is followed
-            if not kept:  # as in an image, for any user; its sticky bit keeps the others off what we make in it
-                os.chmod(self.root, mode)
-        self.directory_mode = 0o700 | mode & 0o070
-        self.file_mode = 0o600 | mode & 0o040
-        for name in _DIRECTORIES:
+        status = os.stat(self.root)
+        others = status.st_mode & stat.S_ISVTX and status.st_uid != os.geteuid()  # as in an image, for any user
+        if current is None and status.st_mode & 0o007 and not others:
+            os.chmod(self.root, 0o700)  # a new spool is for its owner; who widens it later is followed
+        self._follow_mode()
+        for name in DIRECTORIES:
             files.make_directory(self.path(name), self.directory_mode)
             if os.stat(self.path(name)).st_dev != os.stat(self.root).st_dev:
                 raise SpoolRefused(f"{self.path(name)} is on another disk; a page can't be moved there in one step")
@@ -315,11 +329,25 @@ class Spool:
         self.tells_changes_apart = files.tells_changes_apart(self.path("tmp"))
         self.nameless_drafts = files.drafts_need_no_name(self.path("tmp"))
 
+    def _open_beside(self) -> None:
+        if self._read_format() is None:
+            raise SpoolRefused(f"{self.root} is no spool (it has no FORMAT): name another folder with DATA_DIR")
+        for path in map(self.path, DIRECTORIES):
+            if os.path.islink(path) or not os.path.isdir(path):
+                raise SpoolRefused(f"{path} is no folder: a relay makes what is missing when it starts")
+        self._follow_mode()
+
+    def _follow_mode(self) -> None:
+        mode = os.stat(self.root).st_mode
+        group = 0 if mode & stat.S_ISVTX else mode & 0o070  # a folder for all, in which only we may touch what is ours
+        self.directory_mode = 0o700 | group
+        self.file_mode = 0o600 | group & 0o040
+
     def _read_format(self) -> str | None:
         try:
             content = files.read(self.path("FORMAT"), 65536)[0].decode(errors="replace")
         except FileNotFoundError:
-            strangers = [name for name in files.names(self.root) if name not in _MAY_BE_THERE]
+            strangers = [name for name in files.names(self.root) if name not in MAY_BE_THERE]
             if strangers:
                 raise SpoolRefused(
                     f"{self.root} is no spool (it has no FORMAT) and not empty (there is {strangers[0]}): "
@@ -342,6 +370,8 @@ class Spool:
         if not os.path.exists(self.path("FORMAT")) and isinstance(error, FileNotFoundError):
             return f"{reason}; what was in the spool {self.root} is gone: put it back, and restart the relay"
         if isinstance(error, PermissionError):
+            if self._beside:
+                return f"{reason}: run this as root, or as uid {owner}, to whom the spool belongs"
             user = os.geteuid()
             return f"{reason} (it belongs to uid {owner}, the relay runs as {user}): chown -R {user} {self.root}"
         if error.errno == errno.EROFS:

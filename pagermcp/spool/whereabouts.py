@@ -18,9 +18,10 @@ from pagermcp.spool.schedule import Due
 if TYPE_CHECKING:
     from pagermcp.spool.spool import Spool
 
-STATES = ("waiting", "leased", "scheduled", "archived", "dead")
+FOLDERS = {"waiting": "new", "leased": "leased", "scheduled": "scheduled", "archived": "archive", "dead": "dead"}
+STATES = tuple(FOLDERS)
 ANY = "any"
-_TOP = {"archived": "archive", "dead": "dead"}
+_ENDED_STATES = ("archived", "dead")
 _ENDED = re.compile(r"([0-9.]+)(?:\.(expired|replaced|cleared))?\.json", re.ASCII)
 
 
@@ -83,11 +84,11 @@ def counts(spool: "Spool", number: str) -> dict[str, int]:
 
 
 def _count(spool: "Spool", number: str, state: str) -> int:
-    if state not in _TOP:
+    if state not in _ENDED_STATES:
         return sum(1 for _ in _places(spool, number, state, "", lambda name: True))
     total = 0
     for day in spool.days():
-        folder = spool.path(_TOP[state], day, number)
+        folder = spool.path(FOLDERS[state], day, number)
         with contextlib.suppress(FileNotFoundError):
             mtime = os.stat(folder).st_mtime_ns
             just_now = abs(time.time_ns() - mtime) < MTIME_GRAIN_NS  # then it may change again and show the same mtime
@@ -138,10 +139,10 @@ def _places(
             if due and due.number == number and wanted(due.page.file):
                 yield Place(due.page, state, f"{folder}/{file}", due=due.at)
         return
-    if state in _TOP:
-        folders = [spool.path(_TOP[state], one, number) for one in spool.days() if one >= day]
+    if state in _ENDED_STATES:
+        folders = [spool.path(FOLDERS[state], one, number) for one in spool.days() if one >= day]
     else:
-        folders = [spool.path({"waiting": "new", "leased": "leased"}[state], number)]
+        folders = [spool.path(FOLDERS[state], number)]
     for folder in folders:
         in_order = sorted(
             filter(wanted, files.names(folder)), reverse=not first
