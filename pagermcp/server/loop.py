@@ -17,7 +17,7 @@ from typing import Protocol
 from waitress import wasyncore
 
 _NOTHING = -1
-_LONGEST_TURN_SECONDS = 1.0  # for what goes by the time of day in waitress
+LONGEST_TURN_SECONDS = 1.0  # for what goes by the time of day in waitress
 _STALE_DEADLINES = 100
 
 if hasattr(select, "epoll"):
@@ -109,10 +109,17 @@ class Loop:
             if len(self._deadlines) > 2 * len(self._sockets) + _STALE_DEADLINES:
                 self._deadlines = list({e[2]: e for e in self._deadlines if e[2].deadline == e[0]}.values())
                 heapq.heapify(self._deadlines)
-        if first and deadline < time.monotonic() + _LONGEST_TURN_SECONDS:
+        if first and deadline < time.monotonic() + LONGEST_TURN_SECONDS:
             self._pull_trigger()
 
-    def turn(self, longest: float = _LONGEST_TURN_SECONDS) -> None:
+    def forget(self, socket: Socket) -> None:
+        """Ask no more for this one, which is to be closed. The system would drop it by itself, were it not that other
+        processes may have it, too (systemd, other workers): epoll goes by what is open, not by the descriptor, and
+        would for ever tell of one that nobody here can name any more."""
+        if socket._fileno is not None and getattr(socket, "asked", _NOTHING) != _NOTHING:
+            self._poller.unregister(socket._fileno)
+
+    def turn(self, longest: float = LONGEST_TURN_SECONDS) -> None:
         """Wait for events for so many seconds at most, and handle them."""
         for socket in self._always:
             self._ask(socket)

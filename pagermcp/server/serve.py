@@ -1,8 +1,12 @@
 """Run a relay until it is told to stop: its limits, its log without keys, and a stop that loses nothing."""
 
 import contextlib
+import dataclasses
 import errno
+import faulthandler
 import logging
+import math
+import os
 import resource
 import signal
 import socket
@@ -16,10 +20,13 @@ from waitress.adjustments import Adjustments
 
 import pagermcp
 from pagermcp.address import redact
+from pagermcp.server.activation import NotListening, handed_over
 from pagermcp.server.channel import BODY_SLACK, Channel
 from pagermcp.server.listener import listen
+from pagermcp.server.loop import LONGEST_TURN_SECONDS
+from pagermcp.server.notify import Notifier, Pulse
 from pagermcp.server.pool import Pool
-from pagermcp.server.shared import Port, held
+from pagermcp.server.shared import HandedOver, Port, held
 from pagermcp.server.workers import WorkerFailed, Workers
 from pagermcp.settings import Settings
 from pagermcp.spool import Janitor, Spool, SpoolRefused
@@ -35,6 +42,7 @@ _FILES_OF_A_REQUEST = 3
 _OWN_DESCRIPTORS = 24  # standard streams, listeners, trigger, locks, inotify; and a few for looking into folders
 _FEWEST_DESCRIPTORS = 48
 _STOP_SECONDS = 2.0
+_FIRST_WORDS_SECONDS = 0.5  # from a client who has just connected
 _HEADER_BYTES = 16384
 _DEAD_PEER_SECONDS = 30
 
@@ -48,6 +56,17 @@ class ServeFailed(Exception):
 def serve(settings: Settings, command: str) -> None:
     """Serve until SIGTERM or SIGINT. `command` is how the user called us, for hints. Raises ServeFailed."""
     _configure_log()
+    try:
+        notifier, handed = Notifier(os.environ), handed_over(os.environ)
+    except NotListening as error:
+        raise ServeFailed(str(error)) from error
+    except OSError as error:
+        raise ServeFailed(f"NOTIFY_SOCKET is set, but there can be no Unix socket: {error.strerror}") from error
+    if notifier.watchdog_seconds < math.inf:
+        faulthandler.enable()  # systemd ends one that hangs by SIGABRT, and then the journal has where each thread was
+    if handed:  # then systemd has decided, and what we say of it should be right
+        host, port = handed[0].getsockname()[:2]
+        settings = dataclasses.replace(settings, host=host, port=port)
     spool = _spool(settings)
     try:
         with held(spool.path("relay.lock"), spool.file_mode) as ours:
@@ -58,9 +77,9 @@ def serve(settings: Settings, command: str) -> None:
             if settings.room == "open":
                 spool.room(OPEN_ROOM).make()
             if settings.workers == 1:
-                _serve(settings, spool, command, lambda url: _greet(url, spool))
+                _serve_alone(settings, spool, command, handed, notifier)
             else:
-                _serve_by_workers(settings, spool, command)
+                _serve_by_workers(settings, spool, command, handed, notifier)
             log.info("stopped")
     except OSError as error:
         raise ServeFailed(_in_one_line(spool, error)) from error
@@ -89,30 +108,51 @@ def _greet(url: str, spool: Spool, more: str = "") -> None:
     print(f"PagerMCP {pagermcp.__version__} on {url}, spool {spool.root}{more}", flush=True)  # noqa: T201
 
 
-def _serve_by_workers(settings: Settings, spool: Spool, command: str) -> None:
-    if not hasattr(socket, "SO_REUSEPORT"):
+def _serve_alone(
+    settings: Settings, spool: Spool, command: str, handed: list[socket.socket], notifier: Notifier
+) -> None:
+    def listens(url: str) -> None:
+        _greet(url, spool)
+        notifier.ready()
+
+    pulse = Pulse(notifier.alive, notifier.watchdog_seconds)
+    _serve(settings, spool, command, listens, pulse, notifier.stopping, handed)
+
+
+def _serve_by_workers(
+    settings: Settings, spool: Spool, command: str, handed: list[socket.socket], notifier: Notifier
+) -> None:
+    """The parent speaks with systemd, and says that *its* loop turns. It watches over the workers itself, in the same
+    measure: one that hangs is ended and started again alone, so that those who wait at the others don't notice."""
+    if not handed and not hasattr(socket, "SO_REUSEPORT"):
         raise ServeFailed("this system can't share a port between processes (no SO_REUSEPORT): PAGERMCP_WORKERS=1")
     try:
-        port = Port(f"{_bracketed(settings.host)}:{settings.port}")
+        port = HandedOver(handed) if handed else Port(f"{_bracketed(settings.host)}:{settings.port}")
     except (OSError, ValueError) as error:
         raise ServeFailed(_why_not_listening(settings, command, error)) from error
 
-    def work(worker: int, follows: bool, listens: Callable[[], None]) -> str | None:
+    def work(worker: int, follows: bool, turns: Callable[[], None]) -> str | None:
         try:
             own = _spool(settings, worker, spool.clock)
             if follows:
                 own.recover(worker)
-            _serve(settings, own, command, lambda url: listens(), port.sockets(), follows)
+            pulse = Pulse(turns, notifier.watchdog_seconds)
+            _serve(settings, own, command, lambda url: turns(), pulse, lambda: None, port.sockets(), follows)
         except ServeFailed as error:
             return str(error)
         except OSError as error:
             return _in_one_line(spool, error)
         return None
 
-    url = f"http://{_bracketed(settings.host)}:{port.number}"
+    def started() -> None:
+        url = f"http://{_bracketed(settings.host)}:{port.number}"
+        _greet(url, spool, f", {settings.workers} workers")
+        notifier.ready()
+
     try:
-        workers = Workers(settings.workers, work)
-        workers.run(lambda: _greet(url, spool, f", {settings.workers} workers"), spool.clock.check)
+        pulse = Pulse(notifier.alive, notifier.watchdog_seconds)
+        workers = Workers(settings.workers, work, pulse, notifier.watchdog_seconds)
+        workers.run(started, spool.clock.check, notifier.stopping)
     except WorkerFailed as error:
         raise ServeFailed(str(error)) from error
 
@@ -122,11 +162,13 @@ def _serve(
     spool: Spool,
     command: str,
     listens: Callable[[str], None],
+    pulse: Pulse,
+    stopping: Callable[[], None],
     sockets: Sequence[socket.socket] = (),
     follows: bool = False,
 ) -> None:
-    """Serve in this process. listens: called with the URL; sockets, follows: of a worker, what it is to listen on, and
-    whether another one has died before it."""
+    """Serve in this process. listens: called with the URL; stopping: called at the signal; sockets: what to listen on,
+    when not where the settings say; follows: whether another worker has died before this one."""
     switchboard = Switchboard()
     watcher = make_watcher(settings.watch, spool, switchboard)
     janitor = Janitor(
@@ -144,7 +186,7 @@ def _serve(
     sweep.start()
     janitor.start()
     listens(server.url)
-    server.run(switchboard.drain)
+    server.run(switchboard.drain, pulse, stopping)
     janitor.stop()
     sweep.stop()
     watcher.stop()
@@ -193,13 +235,16 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
 
-    def run(self, drain: Callable[[], None]) -> None:
-        """Serve until a signal, then end the waits by `drain` and let what is under way finish."""
+    def run(self, drain: Callable[[], None], pulse: Pulse, stopping: Callable[[], None]) -> None:
+        """Serve until a signal, then say `stopping`, end the waits by `drain` and let what is under way finish."""
         while not self._stopping:
-            self._loop.turn()
+            self._loop.turn(min(LONGEST_TURN_SECONDS, pulse.due_in()))
+            pulse.beat()
+        stopping()
         for listener in self._listeners:
             listener.draining = True
             listener.accepting = False
+            self._loop.forget(listener)
             listener.del_channel()
             listener.socket.close()
         drain()
@@ -212,10 +257,16 @@ class Server:
         wasyncore.close_all(self._sockets)
 
     def _busy(self) -> bool:
-        return any(channel.requests or channel.total_outbufs_len for channel in self._channels())
+        return any(one.requests or one.total_outbufs_len or _has_just_come(one) for one in self._channels())
 
     def _channels(self) -> list[Channel]:
         return [channel for channel in list(self._sockets.values()) if isinstance(channel, Channel)]
+
+
+def _has_just_come(channel: Channel) -> bool:
+    """Its first request may be on its way: while systemd keeps our socket open nobody is to notice that we restart."""
+    silent = bool(channel.request is not None or channel.last_activity == channel.creation_time)
+    return silent and abs(time.time() - channel.creation_time) < _FIRST_WORDS_SECONDS
 
 
 class RedactingFormatter(logging.Formatter):

@@ -47,6 +47,21 @@ class Port:
         return [_bound(*at) for at in self._at]
 
 
+class HandedOver(Port):
+    """Sockets that listen already, from which all workers accept: whoever is free takes the next connection.
+
+    Each connection wakes all who are idle, and one gets it. EPOLLEXCLUSIVE would wake one alone, who may be about to
+    stop, or may hang, and then it would wait there beside idle workers. Of 300 connections, one after another, three
+    workers took 121, 108 and 71; of 600 at once 333, 157 and 110."""
+
+    def __init__(self, sockets: list[socket.socket]) -> None:
+        self._kept = sockets
+        self.number = sockets[0].getsockname()[1]
+
+    def sockets(self) -> list[socket.socket]:
+        return self._kept  # a worker has its own descriptors for them, by its fork
+
+
 def _bound(family: int, address: tuple[Any, ...], shared: bool = True) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -4,6 +4,7 @@ The parent serves nobody. It stays one thread, so that it can fork at any time; 
 and go on it; and it ends them with itself. They share its lock on the spool, which is free when the last one has gone.
 """
 
+import contextlib
 import logging
 import os
 import select
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
+
+from pagermcp.server.notify import Pulse
 
 STOP_SECONDS = 7.0
 """How long workers may take to stop; Docker waits for 10 s."""
@@ -26,8 +29,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 log = logging.getLogger("pagermcp")
 
 Serve = Callable[[int, bool, Callable[[], None]], str | None]
-"""What a worker does: it gets its number, whether it follows one that died, and what to call when it listens; it ends
-when it was told to stop, with None, or with why it can't serve."""
+"""What a worker does: it gets its number, whether it follows one that died, and what to call when it listens, and then
+from its main loop as long as that turns; it ends when it was told to stop, with None, or with why it can't serve."""
 
 
 class WorkerFailed(Exception):
@@ -36,13 +39,16 @@ class WorkerFailed(Exception):
 
 @dataclass
 class _Worker:
-    """pipe: gives a null byte when it listens, or why it can't serve, and its end with that of the process."""
+    """pipe: gives a null byte when it listens, and more of them while it turns; or why it can't serve; and its end with
+    that of the process. heard: when it gave something, monotonic. aborted: since it was silent."""
 
     number: int
     pid: int
     pipe: int
     began: float
+    heard: float
     said: bytes = b""
+    aborted: bool = False
 
     @property
     def listens(self) -> bool:
@@ -56,8 +62,12 @@ class _Worker:
 class Workers:
     """The parent of so many workers. To be run in the main thread of a process that has no other one."""
 
-    def __init__(self, count: int, serve: Serve) -> None:
+    def __init__(self, count: int, serve: Serve, pulse: Pulse, patience: float) -> None:
+        """pulse: beats while the parent turns; patience: after so many silent seconds a worker that listened is ended,
+        and started again."""
         self._count, self._serve = count, serve
+        self._pulse, self._patience = pulse, patience
+        self._turned = time.monotonic()
         self._workers: dict[int, _Worker] = {}  # by pipe
         self._died_at_once = dict.fromkeys(range(count), 0)  # how often in a row
         self._start_at: dict[int, float] = {}  # monotonic, of those that are to be started again
@@ -66,8 +76,9 @@ class Workers:
         self._waking, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
 
-    def run(self, started: Callable[[], None], turn: Callable[[], None]) -> None:
-        """Run workers until SIGTERM or SIGINT. started: called when all listen; turn: called every minute.
+    def run(self, started: Callable[[], None], turn: Callable[[], None], stopping: Callable[[], None]) -> None:
+        """Run workers until SIGTERM or SIGINT. started: called when all listen; turn: called at least every minute;
+        stopping: called at the signal.
 
         Raises WorkerFailed, when one can't start at first, and OSError."""
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -78,14 +89,18 @@ class Workers:
                 self._start(number, follows=False)
             told = False
             while not self._stopping:
-                self._listen(until=min([*self._start_at.values(), time.monotonic() + _TURN_SECONDS]), first=not told)
+                longest = min(_TURN_SECONDS, self._pulse.due_in())
+                self._listen(until=min([*self._start_at.values(), time.monotonic() + longest]), first=not told)
                 if not told and sum(worker.listens for worker in self._workers.values()) == self._count:
                     told = True
                     started()
                 turn()
+                self._end_silent()
+                self._pulse.beat()
                 for number in [one for one, at in self._start_at.items() if at <= time.monotonic()]:
                     if not self._stopping:
                         self._start_again(number)
+            stopping()
         finally:
             self._stop()
 
@@ -109,7 +124,8 @@ class Workers:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(its)
-        self._workers[pipe] = _Worker(number, pid, pipe, time.monotonic())
+        now = time.monotonic()
+        self._workers[pipe] = _Worker(number, pid, pipe, began=now, heard=now)
 
     def _be(self, number: int, follows: bool, pipe: int) -> NoReturn:
         """Be a worker, in the child, to the end of the process."""
@@ -139,6 +155,20 @@ class Workers:
             log.warning("worker %d can't be started: %s", number, error.strerror)
             self._start_at[number] = time.monotonic() + _LONGEST_DELAY
 
+    def _end_silent(self) -> None:
+        """End each worker that has not turned for too long; it is started again when its end is heard of. At first by
+        SIGABRT, as systemd does, so that faulthandler writes where each of its threads was."""
+        now = time.monotonic()
+        overslept = now - self._turned > self._patience / 2
+        self._turned = now
+        for worker in self._workers.values():
+            if overslept:  # it was not the worker who was held up, or not only he
+                worker.heard = now
+            elif worker.listens and now - worker.heard > self._patience:
+                log.warning("worker %d has not turned for %g s and is ended", worker.number, self._patience)
+                os.kill(worker.pid, signal.SIGKILL if worker.aborted else signal.SIGABRT)
+                worker.aborted, worker.heard = True, now
+
     def _listen(self, until: float, first: bool) -> None:
         """Hear what workers say, once, until that monotonic time; first: none may end before it has listened."""
         for worker in self._heard(until):
@@ -166,7 +196,9 @@ class Workers:
         for pipe, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000):
             said = os.read(pipe, 4096)
             if pipe in self._workers:
-                self._workers[pipe].said += said
+                worker = self._workers[pipe]
+                worker.heard = time.monotonic()
+                worker.said += said.lstrip(b"\0") if worker.listens else said
                 if not said:
                     ended.append(self._workers[pipe])
         return ended
@@ -192,4 +224,5 @@ class Workers:
 
 
 def _say(pipe: int, text: bytes) -> None:
-    os.write(pipe, text[: select.PIPE_BUF])
+    with contextlib.suppress(BrokenPipeError):  # the parent has gone, which we are told otherwise
+        os.write(pipe, text[: select.PIPE_BUF])
