@@ -135,9 +135,11 @@ class Relay:
         user: int | None = None,
         prefix: Sequence[str] = (),
         prelude: str = "",
+        inherits: Sequence[int] = (),
         **settings: object,
     ) -> None:
-        """prefix: what runs the command; prelude: Python code that runs before the relay, in its process."""
+        """prefix: what runs the command; prelude: Python code that runs before the relay, in its process; inherits:
+        descriptors that it is given."""
         self.spool = spool
         self.log = log
         environment = clean_environment(**{"PORT": 0, "DATA_DIR": spool, **settings})
@@ -152,6 +154,7 @@ class Relay:
                 text=True,
                 env=environment,
                 cwd=REPOSITORY,
+                pass_fds=inherits,
             )
         assert self.process.stdout is not None
         self.greeting = self.process.stdout.readline()
