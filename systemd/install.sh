@@ -5,7 +5,7 @@ umask 022
 
 usage() {
     cat <<'TEXT'
-systemd/install.sh [--dry-run]              install, or update: a venv in /opt/pagermcp, units, a user, a folder
+systemd/install.sh [--dry-run]              install, or upgrade: a venv in /opt/pagermcp, units, a user, a folder
 systemd/install.sh --uninstall [--dry-run]  remove all that, but neither pages nor settings
 
 --dry-run shows what would be done, and does nothing.
@@ -24,6 +24,66 @@ run() {
     [ -n "$dry" ] || "$@"
 }
 
+# each FUNCTION: call it with every file of ours, and where it goes.
+each() {
+    "$1" pagermcp.service /etc/systemd/system/pagermcp.service
+    "$1" pagermcp.socket /etc/systemd/system/pagermcp.socket
+    "$1" pagermcp-listen@.service /etc/systemd/user/pagermcp-listen@.service
+    "$1" pagermcp.sysusers.conf /etc/sysusers.d/pagermcp.conf
+    "$1" pagermcp.tmpfiles.conf /etc/tmpfiles.d/pagermcp.conf
+}
+
+put() {
+    run install -D -m 0644 "$checkout/systemd/$1" "$root$2"
+}
+
+take() {
+    [ ! -f "$root$2" ] || run rm "$root$2"
+}
+
+systemd_runs() {
+    [ -z "$root" ] && { [ -n "$dry" ] || [ -d /run/systemd/system ]; }
+}
+
+check_python() {
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+        fail "$python is not Python 3.11 or newer. Name one: PYTHON=/path/to/python3 $0"
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || fail "$python has no ensurepip: apt-get install -y python3-venv"
+    base=$("$python" -c 'import sys; print(sys.base_prefix)')
+    case $base/ in
+    /home/* | /root/* | /run/user/* | /tmp/* | /var/tmp/*)
+        fail "$python is in $base, where the service can't look: PYTHON=/usr/bin/python3 $0"
+        ;;
+    esac
+}
+
+install_all() {
+    check_python
+    [ ! -d "$venv" ] || [ -f "$venv/pyvenv.cfg" ] || fail "$venv is there and is no venv: move it away"
+    run "$python" -m venv "$venv"
+    run "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade "$checkout"
+    each put
+    [ -z "$root" ] || return 0
+    run systemd-sysusers /etc/sysusers.d/pagermcp.conf
+    run systemd-tmpfiles --create /etc/tmpfiles.d/pagermcp.conf
+    systemd_runs || return 0
+    run systemctl daemon-reload
+    run systemctl enable pagermcp.socket pagermcp.service
+    run systemctl start pagermcp.socket
+    run systemctl restart pagermcp.service # returns when the relay answers
+    run systemctl --no-pager --lines 0 status pagermcp.service
+}
+
+remove_all() {
+    if systemd_runs && [ -f /etc/systemd/system/pagermcp.service ]; then
+        run systemctl disable --now pagermcp.socket pagermcp.service
+    fi
+    each take
+    [ ! -f "$venv/pyvenv.cfg" ] || run rm -r "$venv"
+    ! systemd_runs || run systemctl daemon-reload
+    echo "Left, if there: the pages in $root/var/lib/pagermcp, the settings in $root/etc/pagermcp, the user pagermcp."
+}
+
 dry='' uninstall=''
 for argument; do
     case $argument in
@@ -39,69 +99,7 @@ root=${DESTDIR-}
 venv=$root/opt/pagermcp
 python=${PYTHON:-python3}
 
-# installed: each file of ours, and where it goes.
-installed() {
-    cat <<TEXT
-pagermcp.service $root/etc/systemd/system/pagermcp.service
-pagermcp.socket $root/etc/systemd/system/pagermcp.socket
-pagermcp-listen@.service $root/etc/systemd/user/pagermcp-listen@.service
-pagermcp.sysusers.conf $root/etc/sysusers.d/pagermcp.conf
-pagermcp.tmpfiles.conf $root/etc/tmpfiles.d/pagermcp.conf
-TEXT
-}
-
-systemd_runs() {
-    [ -z "$root" ] && [ -d /run/systemd/system ]
-}
-
-check_python() {
-    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
-        fail "$python is not Python 3.11 or newer. Name one: PYTHON=/path/to/python3 $0"
-    "$python" -c 'import ensurepip, venv' 2>/dev/null || fail "$python has no ensurepip: apt-get install -y python3-venv"
-    base=$("$python" -c 'import sys; print(sys.base_prefix)')
-    case $base/ in
-    /home/* | /root/* | /run/user/* | /tmp/* | /var/tmp/*) fail "$python is in $base, where no service may look: PYTHON=/usr/bin/python3 $0" ;;
-    esac
-}
-
-install_all() {
-    check_python
-    if [ -d "$venv" ] && [ ! -f "$venv/pyvenv.cfg" ]; then
-        fail "$venv is there and is no venv: move it away"
-    fi
-    run "$python" -m venv "$venv"
-    run "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade "${checkout}[mcp]"
-    installed | while read -r file target; do
-        run mkdir -p "$(dirname "$target")"
-        run install -m 0644 "$checkout/systemd/$file" "$target"
-    done
-    [ -z "$root" ] || return 0
-    run systemd-sysusers /etc/sysusers.d/pagermcp.conf
-    run systemd-tmpfiles --create /etc/tmpfiles.d/pagermcp.conf
-    systemd_runs || return 0
-    run systemctl daemon-reload
-    run systemctl enable pagermcp.service
-    systemctl is-active --quiet pagermcp.socket || run systemctl stop pagermcp.service # it would have the port itself
-    run systemctl start pagermcp.socket
-    run systemctl restart pagermcp.service # returns when the relay answers
-    run systemctl --no-pager --lines 0 status pagermcp.service
-}
-
-remove_all() {
-    if systemd_runs && [ -f /etc/systemd/system/pagermcp.service ]; then
-        run systemctl disable --now pagermcp.socket pagermcp.service
-    fi
-    installed | while read -r file target; do
-        [ ! -f "$target" ] || run rm "$target"
-    done
-    [ ! -f "$venv/pyvenv.cfg" ] || run rm -r "$venv"
-    ! systemd_runs || run systemctl daemon-reload
-    echo "Left, if there: the pages in $root/var/lib/pagermcp, the settings in $root/etc/pagermcp.env, the user pagermcp."
-}
-
-if [ -z "$dry$root" ] && [ "$(id -u)" -ne 0 ]; then
-    fail "this needs root: sudo $0 $*"
-fi
+[ -n "$dry$root" ] || [ "$(id -u)" -eq 0 ] || fail "this needs root: sudo $0 $*"
 if [ -n "$uninstall" ]; then
     remove_all
 else

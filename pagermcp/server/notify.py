@@ -1,6 +1,6 @@
 """What systemd is told of the relay that it started: that it listens, that its main loop turns, that it stops.
 
-As in sd_notify(3), each is a datagram to the Unix socket NOTIFY_SOCKET, where @ begins the name of an abstract one; as in
+As in sd_notify(3), each is a datagram to the Unix socket NOTIFY_SOCKET, where @ begins an abstract name; as in
 sd_watchdog_enabled(3), WATCHDOG_USEC is how often it wants to hear of the loop from the process WATCHDOG_PID. A relay
 that was started otherwise has none of these, and tells nobody anything.
 
