@@ -470,8 +470,7 @@ def test_systemd_finds_no_fault_in_the_units(units: Path, tmp_path: Path) -> Non
 
 def test_the_service_is_as_shut_in_as_it_was_meant_to_be(units: Path) -> None:
     analyze = require("systemd-analyze", "systemd")
-    said = output_of(analyze, "security", "--offline=true", "--threshold=13", units / "pagermcp.service")
-    assert re.search(r"Overall exposure level for pagermcp\.service: [01]\.\d OK", said)
+    output_of(analyze, "security", "--offline=true", "--threshold=13", units / "pagermcp.service")
     (units / "pagermcp.service").write_text("[Service]\nExecStart=/bin/true\n")
     output_of(analyze, "security", "--offline=true", "--threshold=13", units / "pagermcp.service", code=1)
 
@@ -527,13 +526,22 @@ def files_in(root: Path) -> list[str]:
     return sorted(path for path in every if not path.startswith("opt/"))
 
 
+def python(folder: Path, prefix: str = "/usr") -> Path:
+    """One that is installed there, as far as it is asked."""
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\ncase $* in *base_prefix*) echo {prefix} ;; esac\n')
+    path.chmod(0o755)
+    return path
+
+
 def test_a_dry_run_shows_each_step_and_takes_none(tmp_path: Path) -> None:
-    steps = output_of(INSTALL, "--dry-run", PYTHON=sys.executable, DESTDIR=tmp_path).splitlines()
-    assert steps[0] == f"{sys.executable} -m venv {tmp_path}/opt/pagermcp"
-    assert steps[2:] == [f"install -D -m 0644 {UNITS}/{a} {tmp_path}/{b}" for a, b in zip(OURS, INSTALLED, strict=True)]
-    assert list(tmp_path.iterdir()) == []
-    live = output_of(INSTALL, "--dry-run", PYTHON=sys.executable).splitlines()
-    assert live[0] == f"{sys.executable} -m venv /opt/pagermcp"
+    root = tmp_path / "root"
+    steps = output_of(INSTALL, "--dry-run", PYTHON=python(tmp_path), DESTDIR=root).splitlines()
+    assert steps[0] == f"{tmp_path}/python -m venv {root}/opt/pagermcp"
+    assert steps[2:] == [f"install -D -m 0644 {UNITS}/{a} {root}/{b}" for a, b in zip(OURS, INSTALLED, strict=True)]
+    assert not root.exists()
+    live = output_of(INSTALL, "--dry-run", PYTHON=python(tmp_path)).splitlines()
+    assert live[0] == f"{tmp_path}/python -m venv /opt/pagermcp"
     assert [step for step in live if step.startswith("systemctl ")] == [
         "systemctl daemon-reload",
         "systemctl enable pagermcp.socket pagermcp.service",
@@ -548,8 +556,8 @@ def test_it_installs_into_a_tree_and_removes_all_but_pages_and_settings(tmp_path
         pytest.skip("it takes the dependencies from the network, so it is run where PAGERMCP_STRICT is set")
     root = tmp_path / "root"
     for _ in ("install", "upgrade"):
-        output_of(INSTALL, DESTDIR=root)
-        assert files_in(root) == INSTALLED
+        output_of(INSTALL, DESTDIR=root, PYTHON="/usr/bin/python3")
+        assert files_in(root) == sorted(INSTALLED)
     assert "serve" in output_of(root / "opt/pagermcp/bin/pagermcp", "--help")
     kept = [root / "var/lib/pagermcp/FORMAT", root / "etc/pagermcp/relay.env"]
     for path in kept:
@@ -562,10 +570,12 @@ def test_it_installs_into_a_tree_and_removes_all_but_pages_and_settings(tmp_path
     assert not (root / "opt/pagermcp").exists()
 
 
-def test_what_keeps_it_from_installing_is_one_line(tmp_path: Path, shared_folder: Path) -> None:
+def test_what_keeps_it_from_installing_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "opt/pagermcp").mkdir(parents=True)
-    said = output_of(INSTALL, code=1, PYTHON=sys.executable, DESTDIR=tmp_path)
+    said = output_of(INSTALL, code=1, PYTHON=python(tmp_path), DESTDIR=tmp_path)
     assert said == f"{tmp_path}/opt/pagermcp is there and is no venv: move it away\n"
     said = output_of(INSTALL, "--dry-run", code=1, PYTHON="/bin/false")
     assert said == f"/bin/false is not Python 3.11 or newer. Name one: PYTHON=/path/to/python3 {INSTALL}\n"
+    said = output_of(INSTALL, "--dry-run", code=1, PYTHON=python(tmp_path, "/home/me/.pyenv"))
+    assert said.startswith(f"{tmp_path}/python is in /home/me/.pyenv, where the service can't look: PYTHON=")
     assert output_of(INSTALL, "--no-such", code=2).startswith("systemd/install.sh [--dry-run]")
