@@ -81,7 +81,7 @@ remove_all() {
     each take
     [ ! -f "$venv/pyvenv.cfg" ] || run rm -r "$venv"
     ! systemd_runs || run systemctl daemon-reload
-    echo "Left, if there: the pages in $root/var/lib/pagermcp, the settings in $root/etc/pagermcp, the user pagermcp."
+    echo "Left, if there: the pages in $root/var/lib/pagermcp, the settings in $root/etc/pagermcp, what systemctl edit made, the user pagermcp."
 }
 
 dry='' uninstall=''
@@ -99,7 +99,7 @@ root=${DESTDIR-}
 venv=$root/opt/pagermcp
 python=${PYTHON:-python3}
 
-[ -n "$dry$root" ] || [ "$(id -u)" -eq 0 ] || fail "this needs root: sudo $0 $*"
+[ -n "$dry$root" ] || [ "$(id -u)" -eq 0 ] || fail "this needs root: sudo $0${1+ $*}"
 if [ -n "$uninstall" ]; then
     remove_all
 else
