@@ -529,7 +529,7 @@ def files_in(root: Path) -> list[str]:
 def python(folder: Path, prefix: str = "/usr") -> Path:
     """One that is installed there, as far as it is asked."""
     path = folder / "python"
-    path.write_text(f'#!/bin/sh\ncase $* in *base_prefix*) echo {prefix} ;; esac\n')
+    path.write_text(f"#!/bin/sh\ncase $* in *base_prefix*) echo {prefix} ;; esac\n")
     path.chmod(0o755)
     return path
 
