@@ -23,6 +23,7 @@ import pytest
 import requests
 from conftest import NOBODY, REPOSITORY, Relay, as_root, clean_environment, new_key, number, require, until
 
+from pagermcp.server.activation import NotListening, handed_over
 from pagermcp.server.notify import READY, STOPPING, TURNS, Notifier
 
 UNITS = REPOSITORY / "systemd"
@@ -410,6 +411,8 @@ def test_what_is_no_listening_socket_is_one_line(tmp_path: Path, listening: sock
     with open(f"{short_path}/file", "w") as file:
         no_socket = "Error: descriptor 3, of LISTEN_FDS, is no socket: Socket operation on non-socket\n"
         assert error_of(tmp_path, [file]) == no_socket  # type: ignore[list-item]
+    with pytest.raises(NotListening, match="LISTEN_FDS='one': must be a whole number"):
+        handed_over({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "one"})
 
 
 # What its group sees
@@ -551,6 +554,7 @@ def test_a_dry_run_shows_each_step_and_takes_none(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.timeout(600)
 def test_it_installs_into_a_tree_and_removes_all_but_pages_and_settings(tmp_path: Path) -> None:
     if not os.environ.get("PAGERMCP_STRICT"):
         pytest.skip("it takes the dependencies from the network, so it is run where PAGERMCP_STRICT is set")

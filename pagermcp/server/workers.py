@@ -54,7 +54,7 @@ class _Worker:
 
     @property
     def turns(self) -> bool:
-        """Since `said` was last made a single null byte."""
+        """Since `said` was last made to begin with one null byte."""
         return self.said.startswith(b"\0\0")
 
     @property
@@ -109,7 +109,7 @@ class Workers:
         listening = [worker for worker in self._workers.values() if worker.listens]
         if all(worker.turns for worker in listening):
             for worker in listening:
-                worker.said = b"\0"
+                worker.said = b"\0" + worker.said.lstrip(b"\0")
             self._notifier.tell(TURNS)
 
     def _on_signal(self, number: int, frame: object) -> None:
