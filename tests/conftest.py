@@ -136,10 +136,11 @@ class Relay:
         prefix: Sequence[str] = (),
         prelude: str = "",
         program: Path | None = None,
+        inherits: Sequence[int] = (),
         **settings: object,
     ) -> None:
         """prefix: what runs the command; prelude: Python code that runs before the relay, in its process; program: a
-        `pagermcp` that was installed, which is not to find this checkout's."""
+        `pagermcp` that was installed, which is not to find this checkout's; inherits: descriptors that it is given."""
         self.spool = spool
         self.log = log
         environment = clean_environment(**{"PORT": 0, "DATA_DIR": spool, **settings})
@@ -156,6 +157,7 @@ class Relay:
                 text=True,
                 env=environment,
                 cwd=program.parent if program else REPOSITORY,
+                pass_fds=inherits,
             )
         assert self.process.stdout is not None
         self.greeting = self.process.stdout.readline()

@@ -145,6 +145,6 @@ def test_the_ci_step_pages_once_however_often_it_is_tried(start_relay: Callable[
 
 
 def test_the_commands_of_the_other_documents_are_there() -> None:
-    for name in ("when.md", "client.md", "agents.md"):
+    for name in ("when.md", "client.md", "agents.md", "operate.md"):
         assert f"docs/{name}" in README
         assert (REPOSITORY / "docs" / name).exists()

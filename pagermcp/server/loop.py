@@ -115,11 +115,17 @@ class Loop:
         if first and deadline < time.monotonic() + _LONGEST_TURN_SECONDS:
             self._pull_trigger()
 
+    def forget(self, socket: Socket) -> None:
+        """Ask no more for this one, before it is closed. While other processes have it, too (systemd, other workers),
+        epoll would go on to tell of it, by a descriptor that is none any more."""
+        if socket._fileno is not None and getattr(socket, "asked", _NOTHING) != _NOTHING:
+            self._poller.unregister(socket._fileno)
+
     def turn(self, longest: float = _LONGEST_TURN_SECONDS) -> None:
         """Wait for events for so many seconds at most, and handle them."""
         for socket in self._always:
             self._ask(socket)
-        longest = max(0, min(longest, self._next_deadline() - time.monotonic()))
+        longest = max(0, min(longest, _LONGEST_TURN_SECONDS, self._next_deadline() - time.monotonic()))
         listening = []
         for descriptor, event in self._poller.poll(math.ceil(longest * 1000) / 1000 * _UNIT):
             ready = self._sockets.get(descriptor)

@@ -1,9 +1,11 @@
 """Run a relay until it is told to stop: its limits, its log without keys, and a stop that loses nothing."""
 
 import contextlib
+import dataclasses
 import errno
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
@@ -17,9 +19,11 @@ from waitress.adjustments import Adjustments
 import pagermcp
 from pagermcp import files
 from pagermcp.measures import MEASURES
+from pagermcp.server.activation import NotListening, handed_over
 from pagermcp.server.channel import BODY_SLACK, Channel
 from pagermcp.server.listener import listen
 from pagermcp.server.log import configure
+from pagermcp.server.notify import READY, STOPPING, TURNS, Notifier
 from pagermcp.server.pool import Pool
 from pagermcp.server.shared import Port, held
 from pagermcp.server.workers import WorkerFailed, Workers
@@ -37,6 +41,7 @@ _FILES_OF_A_REQUEST = 3
 _OWN_DESCRIPTORS = 24  # standard streams, listeners, trigger, locks, inotify; and a few for looking into folders
 _FEWEST_DESCRIPTORS = 48
 _STOP_SECONDS = 2.0
+_FIRST_WORDS_SECONDS = 0.5  # from a client who has just connected
 _COLLECT_AFTER = 50_000, 20, 100
 """Of Python's garbage collector. By default it goes through everything that ten thousand waiters keep for every few
 hundred of them that move: more than a third of what a relay with 6,000 did (py-spy). Few objects of ours need it."""
@@ -55,6 +60,14 @@ class ServeFailed(Exception):
 def serve(settings: Settings, command: str) -> None:
     """Serve until SIGTERM or SIGINT. `command` is how the user called us, for hints. Raises ServeFailed."""
     configure(settings.log)
+    notifier = Notifier(os.environ)
+    try:
+        sockets = handed_over(os.environ)
+    except NotListening as error:
+        raise ServeFailed(str(error)) from error
+    if sockets:  # then systemd has decided, and what we say of it should be right
+        host, port = sockets[0].getsockname()[:2]
+        settings = dataclasses.replace(settings, host=host, port=port)
     spool = _spool(settings)
     try:
         with held(spool.path("relay.lock"), spool.file_mode) as ours:
@@ -66,9 +79,9 @@ def serve(settings: Settings, command: str) -> None:
             if settings.room == "open":
                 spool.room(OPEN_ROOM).make()
             if settings.workers == 1:
-                _serve(settings, spool, command, lambda url: _greet(url, spool))
+                _serve(settings, spool, command, lambda url: _greet(url, spool), notifier.tell, notifier.every, sockets)
             else:
-                _serve_by_workers(settings, spool, command)
+                _serve_by_workers(settings, spool, command, notifier, sockets)
             log.info("stopped")
     except OSError as error:
         raise ServeFailed(_in_one_line(spool, error)) from error
@@ -105,30 +118,34 @@ def _greet(url: str, spool: Spool, more: str = "") -> None:
     print(f"PagerMCP {pagermcp.__version__} on {url}, spool {spool.root}{more}", flush=True)  # noqa: T201
 
 
-def _serve_by_workers(settings: Settings, spool: Spool, command: str) -> None:
-    if not hasattr(socket, "SO_REUSEPORT"):
+def _serve_by_workers(
+    settings: Settings, spool: Spool, command: str, notifier: Notifier, handed: Sequence[socket.socket]
+) -> None:
+    """handed: sockets from which all workers accept, each when it is free; otherwise each has its own."""
+    if not handed and not hasattr(socket, "SO_REUSEPORT"):
         raise ServeFailed("this system can't share a port between processes (no SO_REUSEPORT): PAGERMCP_WORKERS=1")
     try:
-        port = Port(f"{_bracketed(settings.host)}:{settings.port}")
+        port = None if handed else Port(f"{_bracketed(settings.host)}:{settings.port}")
     except (OSError, ValueError) as error:
         raise ServeFailed(_why_not_listening(settings, command, error)) from error
 
-    def work(worker: int, follows: bool, listens: Callable[[], None]) -> str | None:
+    def work(worker: int, follows: bool, tell: Callable[[str], None]) -> str | None:
         MEASURES.begin(worker)
         try:
             own = _spool(settings, worker, spool.clock)
             if follows:
                 own.recover(worker)
-            _serve(settings, own, command, lambda url: listens(), port.sockets(), follows)
+            sockets = port.sockets() if port else handed
+            _serve(settings, own, command, lambda url: None, tell, notifier.every, sockets, follows)
         except ServeFailed as error:
             return str(error)
         except OSError as error:
             return _in_one_line(spool, error)
         return None
 
-    url = f"http://{_bracketed(settings.host)}:{port.number}"
+    url = f"http://{_bracketed(settings.host)}:{port.number if port else settings.port}"
     try:
-        workers = Workers(settings.workers, work)
+        workers = Workers(settings.workers, work, notifier)
         workers.run(lambda: _greet(url, spool, f", {settings.workers} workers"), spool.clock.check)
     except WorkerFailed as error:
         raise ServeFailed(str(error)) from error
@@ -139,11 +156,13 @@ def _serve(
     spool: Spool,
     command: str,
     listens: Callable[[str], None],
-    sockets: Sequence[socket.socket] = (),
+    tell: Callable[[str], None],
+    every: float,
+    sockets: Sequence[socket.socket],
     follows: bool = False,
 ) -> None:
-    """Serve in this process. listens: called with the URL; sockets, follows: of a worker, what it is to listen on, and
-    whether another one has died before it."""
+    """Serve in this process. listens: called with the URL; tell, every: as in `Notifier`; sockets: what to listen on,
+    if not where the settings say; follows: whether another worker has died before this one."""
     switchboard = Switchboard()
     watcher = make_watcher(settings.watch, spool, switchboard)
     janitor = Janitor(
@@ -163,7 +182,8 @@ def _serve(
     gc.freeze()  # what is here now stays
     gc.set_threshold(*_COLLECT_AFTER)
     listens(server.url)
-    server.run(switchboard.drain)
+    tell(READY)
+    server.run(switchboard.drain, tell, every)
     janitor.stop()
     sweep.stop()
     watcher.stop()
@@ -212,13 +232,20 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
 
-    def run(self, drain: Callable[[], None]) -> None:
-        """Serve until a signal, then end the waits by `drain` and let what is under way finish."""
+    def run(self, drain: Callable[[], None], tell: Callable[[str], None], every: float) -> None:
+        """Serve until a signal, then end the waits by `drain` and let what is under way finish. tell, every: as in
+        `Notifier`."""
+        due = time.monotonic() + every
         while not self._stopping:
-            self._loop.turn()
+            self._loop.turn(every)
+            if time.monotonic() >= due:
+                due = time.monotonic() + every
+                tell(TURNS)
+        tell(STOPPING)
         for listener in self._listeners:
             listener.draining = True
             listener.accepting = False
+            self._loop.forget(listener)
             listener.del_channel()
             listener.socket.close()
         drain()
@@ -231,10 +258,16 @@ class Server:
         # the triggers stay open: a thread that is still at it pulls one, and must not write to who has its number then
 
     def _busy(self) -> bool:
-        return any(channel.requests or channel.total_outbufs_len for channel in self._channels())
+        return any(one.requests or one.total_outbufs_len or _has_just_come(one) for one in self._channels())
 
     def _channels(self) -> list[Channel]:
         return [channel for channel in list(self._sockets.values()) if isinstance(channel, Channel)]
+
+
+def _has_just_come(channel: Channel) -> bool:
+    """Its first request may be on its way: while systemd keeps our socket nobody is to notice that we restart."""
+    silent = bool(channel.request is not None or channel.last_activity == channel.creation_time)
+    return silent and abs(time.time() - channel.creation_time) < _FIRST_WORDS_SECONDS
 
 
 def _raise_descriptor_limit() -> int:

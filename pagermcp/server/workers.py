@@ -4,6 +4,7 @@ The parent serves nobody. It stays one thread, so that it can fork at any time; 
 and go on it; and it ends them with itself. They share its lock on the spool, which is free when the last one has gone.
 """
 
+import contextlib
 import logging
 import os
 import select
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
+
+from pagermcp.server.notify import READY, STOPPING, TURNS, Notifier
 
 STOP_SECONDS = 7.0
 """How long workers may take to stop; Docker waits for 10 s."""
@@ -25,9 +28,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger("pagermcp")
 
-Serve = Callable[[int, bool, Callable[[], None]], str | None]
-"""What a worker does: it gets its number, whether it follows one that died, and what to call when it listens; it ends
-when it was told to stop, with None, or with why it can't serve."""
+Serve = Callable[[int, bool, Callable[[str], None]], str | None]
+"""What a worker does: it gets its number, whether it follows one that died, and what to tell READY and then, as long
+as its loop does, TURNS; it ends when it was told to stop, with None, or with why it can't serve."""
 
 
 class WorkerFailed(Exception):
@@ -36,7 +39,8 @@ class WorkerFailed(Exception):
 
 @dataclass
 class _Worker:
-    """pipe: gives a null byte when it listens, or why it can't serve, and its end with that of the process."""
+    """pipe: gives a null byte when it listens, and more while its loop turns, or why it can't serve, and its end with
+    that of the process."""
 
     number: int
     pid: int
@@ -49,15 +53,22 @@ class _Worker:
         return self.said.startswith(b"\0")
 
     @property
+    def turns(self) -> bool:
+        """Since `said` was last made to begin with one null byte."""
+        return self.said.startswith(b"\0\0")
+
+    @property
     def problem(self) -> str:
         return self.said.lstrip(b"\0").decode(errors="replace")
 
 
 class Workers:
-    """The parent of so many workers. To be run in the main thread of a process that has no other one."""
+    """The parent of so many workers. To be run in the main thread of a process that has no other one.
 
-    def __init__(self, count: int, serve: Serve) -> None:
-        self._count, self._serve = count, serve
+    It tells that the relay turns when all workers have said so that listen: a restart mends one that hangs, too."""
+
+    def __init__(self, count: int, serve: Serve, notifier: Notifier) -> None:
+        self._count, self._serve, self._notifier = count, serve, notifier
         self._workers: dict[int, _Worker] = {}  # by pipe
         self._died_at_once = dict.fromkeys(range(count), 0)  # how often in a row
         self._start_at: dict[int, float] = {}  # monotonic, of those that are to be started again
@@ -67,7 +78,7 @@ class Workers:
         os.set_blocking(self._wake, False)
 
     def run(self, started: Callable[[], None], turn: Callable[[], None]) -> None:
-        """Run workers until SIGTERM or SIGINT. started: called when all listen; turn: called every minute.
+        """Run workers until SIGTERM or SIGINT. started: called when all listen; turn: called at least every minute.
 
         Raises WorkerFailed, when one can't start at first, and OSError."""
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -78,16 +89,28 @@ class Workers:
                 self._start(number, follows=False)
             told = False
             while not self._stopping:
-                self._listen(until=min([*self._start_at.values(), time.monotonic() + _TURN_SECONDS]), first=not told)
+                longest = min(_TURN_SECONDS, self._notifier.every)
+                self._listen(until=min([*self._start_at.values(), time.monotonic() + longest]), first=not told)
                 if not told and sum(worker.listens for worker in self._workers.values()) == self._count:
                     told = True
                     started()
+                    self._notifier.tell(READY)
                 turn()
+                if told:
+                    self._tell_if_all_turn()
                 for number in [one for one, at in self._start_at.items() if at <= time.monotonic()]:
                     if not self._stopping:
                         self._start_again(number)
+            self._notifier.tell(STOPPING)
         finally:
             self._stop()
+
+    def _tell_if_all_turn(self) -> None:
+        listening = [worker for worker in self._workers.values() if worker.listens]
+        if all(worker.turns for worker in listening):
+            for worker in listening:
+                worker.said = b"\0" + worker.said.lstrip(b"\0")
+            self._notifier.tell(TURNS)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._stopping = True  # and the wake-up descriptor ends the poll
@@ -117,7 +140,7 @@ class Workers:
         try:
             os.close(self._ours)
             threading.Thread(target=self._end_with_parent, name="parent", daemon=True).start()
-            problem = self._serve(number, follows, lambda: _say(pipe, b"\0"))
+            problem = self._serve(number, follows, lambda state: _say(pipe, b"\0"))
             if problem is None:
                 status = 0
             else:
@@ -192,4 +215,5 @@ class Workers:
 
 
 def _say(pipe: int, text: bytes) -> None:
-    os.write(pipe, text[: select.PIPE_BUF])
+    with contextlib.suppress(BrokenPipeError):  # the parent has gone, which we are told otherwise
+        os.write(pipe, text[: select.PIPE_BUF])
