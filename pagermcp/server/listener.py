@@ -1,6 +1,7 @@
 """A listening socket: takes connections up to a limit, and tells those beyond it to come again."""
 
 import errno
+import http
 import logging
 import math
 import time
@@ -9,14 +10,18 @@ from typing import Any
 
 from waitress.server import TcpWSGIServer
 
+from pagermcp.limits import Headcount
+from pagermcp.measures import MEASURES
+from pagermcp.origins import Origins
 from pagermcp.server.channel import Channel
 from pagermcp.server.loop import Loop
-from pagermcp.web.errors import error_body
 
 _AT_ONCE = 64
 _PAUSE_SECONDS = 1.0
-_RETRY_SECONDS = 5
 _SAY_SECONDS = 60.0
+_TOLD_OF_AN_ADDRESS = 16
+
+_TOO_MANY = http.HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections"
 
 log = logging.getLogger("pagermcp")
 
@@ -47,12 +52,29 @@ class Limit:
         return len(self._sockets) - self._own >= self._connections + self._refusals
 
 
+class Guests:
+    """Whose connections there are, over all listeners."""
+
+    def __init__(self, origins: Origins, most: int) -> None:
+        """most: connections of one address; 0 for no limit."""
+        self._origins, self._count = origins, Headcount(most)
+
+    def enter(self, address: str) -> tuple[str | None, int]:
+        """Who has one more now, and by how many that is too many. He must leave again."""
+        who = self._origins.of_connection(address)
+        return who, self._count.enter(who)
+
+    def leave(self, who: str | None) -> None:
+        self._count.leave(who)
+
+
 class Listener(TcpWSGIServer):
     """Waitress's server, without its own loop."""
 
     channel_class = Channel
     loop: Loop
     limit: Limit
+    guests: Guests
     draining = False
     _paused_until = 0.0
 
@@ -76,19 +98,32 @@ class Listener(TcpWSGIServer):
                     self._paused_until = time.monotonic() + _PAUSE_SECONDS
                     return
                 continue
+            who, surplus = self.guests.enter(address[0])
+            if surplus > _TOLD_OF_AN_ADDRESS:  # who goes on, although some of his are being told
+                self.guests.leave(who)
+                connection.close()
+                MEASURES.count("too_many_connections")
+                continue
             too_many = self.limit.is_reached()
             channel = Channel(self, connection, self.fix_addr(address), self.adj, map=self._map)
-            if too_many:
+            if who:
+                channel.guest = who
+            if surplus:
+                channel.refuse(*_TOO_MANY, "your address has too many connections", "close some, or try again")
+            elif too_many:
                 hint = "try again; or let the operator raise the limit of file descriptors"
-                channel.refuse(
-                    error_body("too_many_connections", "there are too many connections", hint), _RETRY_SECONDS
-                )
+                channel.refuse(*_TOO_MANY, "there are too many connections", hint)
             self.loop.changed(channel)
 
     def maintenance(self, now: float) -> None:
         for channel in list(self.active_channels.values()):
-            if not channel.requests and channel.last_activity < now - self.adj.channel_timeout:
+            idle = not channel.requests or channel.total_outbufs_len
+            if idle and channel.last_activity < now - self.adj.channel_timeout:
                 channel.will_close = True
+                self.loop.changed(channel)
+            elif channel.is_slow():
+                what, hint = "the request has come too slowly", "send all of it at once"
+                channel.refuse(http.HTTPStatus.REQUEST_TIMEOUT, "too_slow", what, hint)
                 self.loop.changed(channel)
 
     def pull_trigger(self) -> None:
@@ -96,7 +131,12 @@ class Listener(TcpWSGIServer):
 
 
 def listen(
-    application: Callable[..., Any], adjustments: Any, pool: Any, sockets: dict[int, Any], connections: int
+    application: Callable[..., Any],
+    adjustments: Any,
+    pool: Any,
+    sockets: dict[int, Any],
+    connections: int,
+    guests: Guests,
 ) -> list[Listener]:
     """Listen on every socket of `adjustments.sockets`, or else at every address of its `listen`. Raises OSError."""
     limit = Limit(connections, sockets)
@@ -110,5 +150,5 @@ def listen(
     loop = Loop(sockets, listeners[0].trigger.pull_trigger)
     limit.begin()
     for listener in listeners:
-        listener.loop, listener.limit = loop, limit
+        listener.loop, listener.limit, listener.guests = loop, limit, guests
     return listeners

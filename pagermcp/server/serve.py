@@ -16,8 +16,9 @@ from waitress.adjustments import Adjustments
 
 import pagermcp
 from pagermcp.measures import MEASURES
+from pagermcp.origins import Origins
 from pagermcp.server.channel import BODY_SLACK, Channel
-from pagermcp.server.listener import listen
+from pagermcp.server.listener import Guests, listen
 from pagermcp.server.log import configure
 from pagermcp.server.pool import Pool
 from pagermcp.server.shared import Port, held
@@ -77,6 +78,8 @@ def _spool(settings: Settings, worker: int = 0, clock: Clock | None = None) -> S
             max_messages=settings.max_messages_per_mailbox,
             max_message_bytes=settings.max_message_bytes,
             min_free_bytes=settings.min_free_bytes,
+            min_free_inodes=settings.min_free_inodes,
+            max_mailboxes=settings.max_mailboxes,
             room_hours=settings.room_ttl_hours,
             worker=worker,
             clock=clock,
@@ -179,10 +182,12 @@ class Server:
                 max_request_body_size=settings.max_message_bytes + BODY_SLACK,
                 max_request_header_size=_HEADER_BYTES,
                 log_socket_errors=False,  # clients that go are no news
+                clear_untrusted_proxy_headers=False,  # nobody reads them but `Origins`
                 ident="PagerMCP",
             )
             adjustments.socket_options = [*adjustments.socket_options, *_keepalive_options()]
-            self._listeners = listen(app, adjustments, self._pool, self._sockets, limit)
+            guests = Guests(Origins(settings.trusted_proxy), settings.max_connections_per_address)
+            self._listeners = listen(app, adjustments, self._pool, self._sockets, limit, guests)
         except (OSError, ValueError) as error:
             raise ServeFailed(_why_not_listening(settings, command, error)) from error
         self._loop = self._listeners[0].loop

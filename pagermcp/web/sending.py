@@ -10,7 +10,7 @@ from pagermcp import address
 from pagermcp.measures import MEASURES
 from pagermcp.spool import send
 from pagermcp.spool.page import now
-from pagermcp.web.access import address_in, authorized, no_room, unauthorized
+from pagermcp.web.access import address_in, authorized, begin, may_post, no_room, unauthorized
 from pagermcp.web.answers import answer, when
 from pagermcp.web.body import media_type, payload_of, request_body
 from pagermcp.web.errors import Refused
@@ -51,6 +51,8 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
     mailbox = relay.spool.mailbox(number)
     readers, waiters = relay.switchboard.waiting(number), relay.switchboard.takers(number)
     try:
+        may_post(number)
+        begin(mailbox)
         sent = send(relay.spool, mailbox, payload, options, empty)
     except Exception:
         MEASURES.count("refused")
