@@ -371,7 +371,7 @@ class Channel(HTTPChannel):
     def del_channel(self, map: Any = None) -> None:
         super().del_channel(map)
         guest, self.guest = self.guest, None
-        self.server.guests.leave(guest)
+        self.server.limit.guests.leave(guest)
 
     def is_slow(self) -> bool:
         """Whether hardly any of a request has come since this was asked before. To be asked now and then."""

@@ -21,8 +21,6 @@ _PAUSE_SECONDS = 1.0
 _SAY_SECONDS = 60.0
 _TOLD_OF_AN_ADDRESS = 16
 
-_TOO_MANY = http.HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections"
-
 log = logging.getLogger("pagermcp")
 
 
@@ -31,8 +29,10 @@ class Limit:
 
     A few more are told that they are too many; beyond those the rest waits in the system's queue for a moment."""
 
-    def __init__(self, connections: int, sockets: dict[int, Any]) -> None:
+    def __init__(self, connections: int, sockets: dict[int, Any], origins: Origins, of_one: int) -> None:
+        """of_one: how many connections one of `origins` may have; 0 for no limit."""
         self._connections, self._sockets = connections, sockets
+        self.origins, self.guests = origins, Headcount(of_one)
         self._refusals = max(4, connections // 16)
         self._own = 0
         self._said_at = -math.inf
@@ -52,29 +52,12 @@ class Limit:
         return len(self._sockets) - self._own >= self._connections + self._refusals
 
 
-class Guests:
-    """Whose connections there are, over all listeners."""
-
-    def __init__(self, origins: Origins, most: int) -> None:
-        """most: connections of one address; 0 for no limit."""
-        self._origins, self._count = origins, Headcount(most)
-
-    def enter(self, address: str) -> tuple[str | None, int]:
-        """Who has one more now, and by how many that is too many. He must leave again."""
-        who = self._origins.of_connection(address)
-        return who, self._count.enter(who)
-
-    def leave(self, who: str | None) -> None:
-        self._count.leave(who)
-
-
 class Listener(TcpWSGIServer):
     """Waitress's server, without its own loop."""
 
     channel_class = Channel
     loop: Loop
     limit: Limit
-    guests: Guests
     draining = False
     _paused_until = 0.0
 
@@ -98,21 +81,21 @@ class Listener(TcpWSGIServer):
                     self._paused_until = time.monotonic() + _PAUSE_SECONDS
                     return
                 continue
-            who, surplus = self.guests.enter(address[0])
-            if surplus > _TOLD_OF_AN_ADDRESS:  # who goes on, although some of his are being told
-                self.guests.leave(who)
+            who = self.limit.origins.of_connection(address[0])
+            surplus = self.limit.guests.enter(who)
+            if surplus > _TOLD_OF_AN_ADDRESS:  # so many are being told already
+                self.limit.guests.leave(who)
                 connection.close()
                 MEASURES.count("too_many_connections")
                 continue
-            too_many = self.limit.is_reached()
+            too_many = surplus or self.limit.is_reached()
             channel = Channel(self, connection, self.fix_addr(address), self.adj, map=self._map)
             if who:
                 channel.guest = who
-            if surplus:
-                channel.refuse(*_TOO_MANY, "your address has too many connections", "close some, or try again")
-            elif too_many:
-                hint = "try again; or let the operator raise the limit of file descriptors"
-                channel.refuse(*_TOO_MANY, "there are too many connections", hint)
+            if too_many:
+                what = f"there are too many connections{' from your address' if surplus else ''}"
+                hint = "try again; or let the operator allow more"
+                channel.refuse(http.HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections", what, hint)
             self.loop.changed(channel)
 
     def maintenance(self, now: float) -> None:
@@ -131,15 +114,9 @@ class Listener(TcpWSGIServer):
 
 
 def listen(
-    application: Callable[..., Any],
-    adjustments: Any,
-    pool: Any,
-    sockets: dict[int, Any],
-    connections: int,
-    guests: Guests,
+    application: Callable[..., Any], adjustments: Any, pool: Any, sockets: dict[int, Any], limit: Limit
 ) -> list[Listener]:
     """Listen on every socket of `adjustments.sockets`, or else at every address of its `listen`. Raises OSError."""
-    limit = Limit(connections, sockets)
     ready = [(one, (one.family, one.type, one.proto, one.getsockname())) for one in adjustments.sockets]
     listeners = [
         Listener(
@@ -150,5 +127,5 @@ def listen(
     loop = Loop(sockets, listeners[0].trigger.pull_trigger)
     limit.begin()
     for listener in listeners:
-        listener.loop, listener.limit, listener.guests = loop, limit, guests
+        listener.loop, listener.limit = loop, limit
     return listeners

@@ -18,7 +18,7 @@ import pagermcp
 from pagermcp.measures import MEASURES
 from pagermcp.origins import Origins
 from pagermcp.server.channel import BODY_SLACK, Channel
-from pagermcp.server.listener import Guests, listen
+from pagermcp.server.listener import Limit, listen
 from pagermcp.server.log import configure
 from pagermcp.server.pool import Pool
 from pagermcp.server.shared import Port, held
@@ -171,7 +171,9 @@ class Server:
         self._sockets: dict[int, Any] = {}
         self._stopping = False
         self._pool = Pool(THREADS)
-        limit = _connection_limit()
+        most = _connection_limit()
+        origins = Origins(settings.trusted_proxy)
+        limit = Limit(most, self._sockets, origins, settings.max_connections_per_address)
         try:
             adjustments = Adjustments(
                 **({"sockets": sockets} if sockets else {"listen": f"{_bracketed(settings.host)}:{settings.port}"}),
@@ -186,8 +188,7 @@ class Server:
                 ident="PagerMCP",
             )
             adjustments.socket_options = [*adjustments.socket_options, *_keepalive_options()]
-            guests = Guests(Origins(settings.trusted_proxy), settings.max_connections_per_address)
-            self._listeners = listen(app, adjustments, self._pool, self._sockets, limit, guests)
+            self._listeners = listen(app, adjustments, self._pool, self._sockets, limit)
         except (OSError, ValueError) as error:
             raise ServeFailed(_why_not_listening(settings, command, error)) from error
         self._loop = self._listeners[0].loop
