@@ -116,6 +116,8 @@ class Janitor:
 
     def tidy(self) -> None:
         """One pass, if this process is the janitor's. Raises OSError."""
+        if not os.path.exists(self._spool.path("FORMAT")):  # it is gone, as requests are told
+            return
         self._spool.schedule.refresh()
         self._spool.clock.check()
         if self._inherits and self._spool.clock.may_age:
@@ -150,6 +152,8 @@ class Janitor:
 
         Any process may have to, but not while the janitor's may not. Today's folders stay: who looks for what has just
         happened must find it."""
+        if not self._spool.shortage(2):  # asked first: a lock would make its folder where the spool has gone just now
+            return
         path = self._spool.path("keys", ".lock-relief")
         with self._relief, FileLock(path, poll_interval=0.01, mode=self._spool.file_mode, fallback_to_soft=False):
             self._spool.clock.check()
