@@ -166,6 +166,7 @@ class Task(WSGITask):
 class Parser(HTTPRequestParser):
     """Refuses what Python can't make sense of, such as a URI with half an IPv6 address; waitress would just fail."""
 
+    seen: int | None = None  # how many bytes had come when somebody looked
     path = "a request that could not be read"  # what waitress logs when such a client goes before it has its error
 
     def parse_header(self, header_plus: bytes) -> None:
@@ -193,7 +194,6 @@ class Channel(HTTPChannel):
     _lingers_until = 0.0
     _lost = False
     guest: str | None = None
-    _slow: tuple[object, int] = (None, 0)
     _parked: tuple[Task, Waiter] | None = None
     _flush_waiter: Waiter | None = None
 
@@ -378,8 +378,8 @@ class Channel(HTTPChannel):
         request = self.request
         if request is None or self.requests:
             return False
-        before, self._slow = self._slow, (request, request.header_bytes_received + request.body_bytes_received)
-        return before[0] is request and self._slow[1] - before[1] < _FEWEST_BYTES
+        before, request.seen = request.seen, request.header_bytes_received + request.body_bytes_received
+        return before is not None and bool(request.seen - before < _FEWEST_BYTES)
 
     def refuse(self, status: http.HTTPStatus, code: Refusal, message: str, hint: str) -> None:
         """Answer before a whole request is read, and close."""

@@ -146,7 +146,11 @@ def _serve(
         archive_days=settings.archive_ttl_days,
         inherits=follows,
     )
-    server = Server(create_app(Services(settings, spool, switchboard, watcher, janitor)), settings, command, sockets)
+    try:
+        services = Services(settings, spool, switchboard, watcher, janitor)
+    except ValueError as error:  # it made sense when the settings were read, so it has changed since
+        raise ServeFailed(f"PAGERMCP_NUMBERS_FILE={settings.numbers_file!r}: {error}") from None
+    server = Server(create_app(services), settings, command, sockets)
     server.stop_on_signals()
     sweep = Sweep(spool, switchboard, watcher)
     sweep.start()

@@ -140,6 +140,7 @@ def replay() -> Response:
     for page in originals:
         try:
             may_post(mailbox.number)
+            begin(mailbox)
             id = mailbox.deliver(to_json(page.payload).decode(), replay_of=page.id)
         except (Refused, MailboxFull, SpoolFull, DeliveredMaybe, OSError) as error:
             refused = error if isinstance(error, Refused) else refusal(error)
