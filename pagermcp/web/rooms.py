@@ -18,7 +18,7 @@ from pagermcp.web.access import authorized, begin, may_post, origin, unauthorize
 from pagermcp.web.answers import NO_STORE, answer, when
 from pagermcp.web.body import json_body
 from pagermcp.web.errors import Refused
-from pagermcp.web.later import Connection, Later, Steps, connection
+from pagermcp.web.later import Connection, Later, Steps, connection, late
 from pagermcp.web.parameters import number, single
 from pagermcp.web.services import Services, services
 from pagermcp.web.wait import Place, WaitEnded
@@ -52,7 +52,10 @@ def post() -> Response:
     size = len(body.encode(errors="surrogatepass"))
     if size > limit:
         raise Refused(413, "too_large", f"the body has {size} bytes and the limit is {limit}", "send less, or a link")
-    may_post(room.mailbox.number)
+    try:
+        may_post(room.mailbox.number)
+    except Refused as refused:
+        return late(refused)
     begin(room.mailbox)
     message = room.post(sender, to, body)
     with contextlib.suppress(OSError):  # it is posted, whatever happens now

@@ -14,6 +14,7 @@ from pagermcp.web.access import address_in, authorized, begin, may_post, no_room
 from pagermcp.web.answers import answer, when
 from pagermcp.web.body import media_type, payload_of, request_body
 from pagermcp.web.errors import Refused
+from pagermcp.web.later import late
 from pagermcp.web.parameters import send_options
 from pagermcp.web.services import services
 
@@ -52,6 +53,10 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
     readers, waiters = relay.switchboard.waiting(number), relay.switchboard.takers(number)
     try:
         may_post(number)
+    except Refused as refused:
+        MEASURES.count("refused")
+        return late(refused)
+    try:
         begin(mailbox)
         sent = send(relay.spool, mailbox, payload, options, empty)
     except Exception:
