@@ -89,8 +89,10 @@ while True:
 """
 
 
-def test_a_flooded_mailbox_does_not_slow_another(start_relay: Callable[..., Relay]) -> None:
-    relay = start_relay(PAGERMCP_OPERATOR_TOKEN=TOKEN, PAGERMCP_POSTS_PER_HOUR=1000)
+@pytest.mark.parametrize(("limit", "code"), [(1000, "too_many_posts"), (36_000, "mailbox_full")])
+def test_a_flooded_mailbox_does_not_slow_another(start_relay: Callable[..., Relay], limit: int, code: str) -> None:
+    most = 2000 if code == "too_many_posts" else 128
+    relay = start_relay(PAGERMCP_OPERATOR_TOKEN=TOKEN, PAGERMCP_POSTS_PER_HOUR=limit, MAX_MESSAGES_PER_MAILBOX=most)
     key = new_key()
 
     def took() -> float:
@@ -109,10 +111,13 @@ def test_a_flooded_mailbox_does_not_slow_another(start_relay: Callable[..., Rela
     with subprocess.Popen(flood, stdout=subprocess.PIPE) as flooding:
         assert flooding.stdout is not None
         flooding.stdout.readline()
-        until(lambda: refusals(relay).get("too_many_posts", 0) > 100, 30)
+        until(lambda: refusals(relay).get(code, 0) > 100, 30)
         during = took()
-        met = refusals(relay)["too_many_posts"]
-        until(lambda: refusals(relay)["too_many_posts"] > met)  # it has gone on to the end
+        met = refusals(relay)[code]
+        until(lambda: refusals(relay)[code] > met)  # it has gone on to the end
+        began = time.monotonic()
+        assert relay.stop() == 0
+        assert time.monotonic() - began < 3.5
         flooding.kill()
     assert during < 4 * before + 0.01, (before, during)
 

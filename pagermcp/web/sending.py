@@ -8,7 +8,7 @@ from flask import Blueprint, Response, request
 
 from pagermcp import address
 from pagermcp.measures import MEASURES
-from pagermcp.spool import send
+from pagermcp.spool import MailboxFull, send
 from pagermcp.spool.page import now
 from pagermcp.web.access import address_in, authorized, begin, may_post, no_room, unauthorized
 from pagermcp.web.answers import answer, when
@@ -53,14 +53,12 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
     readers, waiters = relay.switchboard.waiting(number), relay.switchboard.takers(number)
     try:
         may_post(number)
-    except Refused as refused:
-        MEASURES.count("refused")
-        return late(refused)
-    try:
         begin(mailbox)
         sent = send(relay.spool, mailbox, payload, options, empty)
-    except Exception:
+    except Exception as error:
         MEASURES.count("refused")
+        if isinstance(error, Refused | MailboxFull):  # which who floods gets again and again
+            return late(error)
         raise
     relay.switchboard.ring(number)
     accepted: dict[str, Any] = {"accepted": True, "id": sent.id, "number": number, "waiters": waiters}
