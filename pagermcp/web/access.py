@@ -36,7 +36,7 @@ def address_in(text: str) -> uuid.UUID:
     except address.InvalidAddress:
         raise unauthorized("the address is not a UUID") from None
     request.environ[ADDRESS] = parsed
-    listed(address.number_of(parsed))
+    listed(parsed)
     return parsed
 
 
@@ -44,10 +44,10 @@ def unauthorized(message: str) -> Refused:
     return Refused(401, "unauthorized", message, "send -H 'Authorization: Bearer <key or number>'")
 
 
-def listed(number: str) -> None:
+def listed(key_or_number: uuid.UUID) -> None:
     """Refuse numbers that a private relay does not list. Raises Refused."""
     only = services().limits.listed
-    if only is not None and number not in only:
+    if only is not None and address.number_of(key_or_number) not in only:
         hint = "ask its operator to list your number; `pagermcp number` says which that is"
         raise Refused(403, "not_listed", "this relay serves only the numbers that its operator lists", hint)
 

@@ -59,10 +59,11 @@ class Later(Response):
 
 def late(error: Exception) -> Later:
     """The answer to an error, but not at once: so whoever asks again and again takes little from the others."""
+    answer = answer_to(error)
 
     def steps() -> Steps:
         yield Waiter().parked(time.monotonic() + _LATE_SECONDS)
-        raise error
+        return answer
 
     return Later(steps())
 

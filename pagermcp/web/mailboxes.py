@@ -25,7 +25,7 @@ def mint() -> Response:
     """Make a mailbox with a new key."""
     key = uuid.uuid4()
     number = address.number_of(key)
-    listed(number)
+    listed(key)
     begin(services().spool.mailbox(number))
     return answer({"uuid": str(key), "number": number}, 201)
 
