@@ -1,15 +1,20 @@
 """What limits refuse, and how: the error, Retry-After, and a count of it. What they must not touch goes on."""
 
+import contextlib
+import http.client
+import random
+import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import raw
 import requests
-from conftest import Relay, new_key, number, until
+from conftest import Relay, new_key, number, require, until
 from raw import Raw
 from test_metrics import samples
 from test_status import TOKEN, ask
@@ -197,6 +202,52 @@ def test_x_forwarded_for_is_nothing_unless_it_comes_from_the_proxy(
     statuses = [mint(relay, f"203.0.113.{n}").status_code for n in range(3)]
     assert statuses == ([201, 201, 429] if proxy else [201] * 3)  # without a proxy nobody on this machine is counted
     assert [mint(relay, "203.0.113.9").status_code for _ in range(3)] == ([429] * 3 if proxy else [201] * 3)
+
+
+NGINX = """
+daemon off; pid {folder}/pid; error_log {folder}/error.log; events {{}}
+http {{
+  access_log off; {temporary}
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{
+      proxy_pass http://127.0.0.1:{relay}; proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+    }}
+  }}
+}}
+"""
+
+
+def test_behind_nginx_each_client_has_limits_of_his_own(start_relay: Callable[..., Relay], tmp_path: Path) -> None:
+    nginx = require("nginx", "nginx")
+    relay = start_relay(PAGERMCP_NEW_MAILBOXES_PER_HOUR=2, **PROXY)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    temporary = " ".join(f"{kind}_temp_path {tmp_path}/{kind};" for kind in kinds)
+    conf = tmp_path / "nginx.conf"
+    conf.write_text(NGINX.format(folder=tmp_path, port=port, relay=relay.port, temporary=temporary))
+
+    def listens() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return True
+        return False
+
+    def mints(client: str) -> int:
+        """What a client gets there, who says that he is another each time."""
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10, source_address=(client, 0))
+        with contextlib.closing(connection):
+            connection.request("POST", "/mailboxes", headers={"X-Forwarded-For": f"6.6.6.{random.randrange(256)}"})
+            return connection.getresponse().status
+
+    with subprocess.Popen([nginx, "-e", f"{tmp_path}/error.log", "-c", conf]) as running:
+        try:
+            until(listens)
+            assert [mints("127.0.0.2") for _ in range(3)] == [201, 201, 429]
+            assert mints("127.0.0.3") == 201
+        finally:
+            running.terminate()
 
 
 # Mailboxes there may be
