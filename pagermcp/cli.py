@@ -21,7 +21,7 @@ Exit codes:
   5   no such page (404)
   6   the lease is lost, or another conflict (409, 422)
   7   too large (413)
-  8   the mailbox is full (429)
+  8   the mailbox is full, or another limit is met (429)
   9   trouble in the relay (5xx)
   10  refused otherwise
   11  the output can't be written

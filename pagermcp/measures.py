@@ -15,7 +15,19 @@ from typing import Literal, get_args
 
 Outcome = Literal["accepted", "duplicate", "refused", "acknowledged", "expired", "replaced", "cleared", "dead"]
 """What has become of pages. accepted: wait for readers, however they came; duplicate, refused: of posts."""
-Event = Literal[Outcome, "lease_run_out", "watcher_restart"]
+Refusal = Literal[
+    "mailbox_full",
+    "too_many_posts",
+    "too_many_new_mailboxes",
+    "too_many_mailboxes",
+    "too_many_waits",
+    "too_many_connections",
+    "too_slow",
+    "not_listed",
+    "disk_full",
+]
+"""Codes of errors by which a limit shows; requests and connections, not only posts."""
+Event = Literal[Outcome, Refusal, "lease_run_out", "watcher_restart"]
 Level = Literal["waiters", "watching"]
 """What goes up and down in each worker. watching: an index of `WATCHING`."""
 Duration = Literal["fsync", "wake", "janitor"]
@@ -23,6 +35,7 @@ Duration = Literal["fsync", "wake", "janitor"]
 janitor: a pass."""
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
 DURATIONS: tuple[Duration, ...] = get_args(Duration)
 WATCHING = ("ok", "degraded", "off")
 BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2, 10, 60)

@@ -7,8 +7,11 @@ and the README are checked against them.
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
+
+from pagermcp.listed import numbers_in
+from pagermcp.origins import networks_in
 
 Watch = Literal["auto", "observer", "off"]
 Log = Literal["text", "json"]
@@ -28,12 +31,23 @@ def _setting(
     low: float = 0,
     high: float = math.inf,
     choices: tuple[str, ...] = (),
-    pattern: str = "(?s:.*)",
+    check: Callable[[str], object] = str,
     secret: bool = False,
 ) -> Any:
-    bounds = {"low": low, "high": high, "choices": choices, "pattern": pattern}
+    """check: raises ValueError, whose message says what a text must be."""
+    bounds = {"low": low, "high": high, "choices": choices, "check": check}
     metadata = {"variable": variable, "reason": reason, "secret": secret, **bounds}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
+
+
+def _is_url(text: str) -> None:
+    if not re.fullmatch(r"https?://[A-Za-z0-9._~:/@%\[\]-]+", text):  # it stands in scripts that others run
+        raise ValueError("must be a plain URL, as in https://pager.example.org")
+
+
+def _is_token(text: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9._~+/=-]{16,256}", text):
+        raise ValueError("must be 16 to 256 letters, digits, or ._~+/=- (openssl rand -base64 24)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +89,39 @@ class Settings:
     min_free_bytes: int = _setting(
         64 << 20, "PAGERMCP_MIN_FREE_BYTES", "Posts are refused with 507 when the disk has less room than this."
     )
+    min_free_inodes: int = _setting(
+        1000, "PAGERMCP_MIN_FREE_INODES", "The same for inodes, of which a page takes one and a mailbox a few."
+    )
+    max_mailboxes: int = _setting(
+        200_000, "PAGERMCP_MAX_MAILBOXES", "Mailboxes there may be; one more is refused with 507; 0 for no limit."
+    )
+    posts_per_hour: int = _setting(
+        36_000,
+        "PAGERMCP_POSTS_PER_HOUR",
+        "Posts to one mailbox: so many at once, and as many again by and by in an hour; 0 for no limit.",
+    )
+    new_mailboxes_per_hour: int = _setting(
+        120,
+        "PAGERMCP_NEW_MAILBOXES_PER_HOUR",
+        "New mailboxes of one client's address, in the same way; 0 for no limit.",
+    )
+    max_waits_per_mailbox: int = _setting(
+        1000, "PAGERMCP_MAX_WAITS_PER_MAILBOX", "Requests that may wait at one mailbox; 0 for no limit."
+    )
+    max_connections_per_address: int = _setting(
+        1000,
+        "PAGERMCP_MAX_CONNECTIONS_PER_ADDRESS",
+        "Connections of one client's address, and behind a trusted proxy its requests that wait; 0 for no limit.",
+    )
+    trusted_proxy: str = _setting(
+        "",
+        "PAGERMCP_TRUSTED_PROXY",
+        "Addresses or networks of proxies, with commas; they say in X-Forwarded-For whose a request is.",
+        check=networks_in,
+    )
+    numbers_file: str = _setting(
+        "", "PAGERMCP_NUMBERS_FILE", "A file of numbers, one on each line: only these are served.", check=numbers_in
+    )
     room: OpenRoom = _setting(
         "",
         "PAGERMCP_ROOM",
@@ -88,7 +135,7 @@ class Settings:
         "",
         "PAGERMCP_PUBLIC_URL",
         "The relay's own URL in the texts it serves; without it, what the client called.",
-        pattern=r"https?://[A-Za-z0-9._~:/@%\[\]-]+",  # it stands in scripts that others run
+        check=_is_url,
     )
     workers: int = _setting(
         1, "PAGERMCP_WORKERS", "Processes that serve together, so that more CPU cores are of use.", low=1, high=16
@@ -97,7 +144,7 @@ class Settings:
         "",
         "PAGERMCP_OPERATOR_TOKEN",
         "Who has this secret sees /status and /metrics; while none is set, they are 404.",
-        pattern=r"[A-Za-z0-9._~+/=-]{16,256}",
+        check=_is_token,
         secret=True,
     )
     operator_token_file: str = _setting(
@@ -151,10 +198,11 @@ def _parse(field: dataclasses.Field[Any], text: str) -> Any:
     name = rule["variable"]
     if rule["choices"] and text not in rule["choices"]:
         raise InvalidSetting(f"{name}={text!r}: must be {' or '.join(rule['choices'])}")
-    if not re.fullmatch(rule["pattern"], text):
-        if rule["secret"]:
-            raise InvalidSetting(f"{name}: must be 16 to 256 letters, digits, or ._~+/=- (openssl rand -base64 24)")
-        raise InvalidSetting(f"{name}={text!r}: must be a plain URL, as in https://pager.example.org")
+    try:
+        rule["check"](text)
+    except ValueError as error:
+        shown = "" if rule["secret"] else f"={text!r}"
+        raise InvalidSetting(f"{name}{shown}: {error}") from None
     if not isinstance(field.default, int):
         return text
     kind = float if field.type is float else int

@@ -79,6 +79,7 @@ def test_the_table_of_errors_has_every_code_with_its_status_and_no_other() -> No
     servers = {
         "bad_request": "400",
         "too_many_connections": "503",
+        "too_slow": "408",
         "request_header_fields_too_large": "431",
         "not_implemented": "501",
     }

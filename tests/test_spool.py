@@ -6,13 +6,14 @@ import stat
 import subprocess
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import NOBODY, REPOSITORY, as_root, as_user, new_key, number
 
-from pagermcp.spool import Spool, SpoolRefused
+from pagermcp.spool import Mailbox, Spool, SpoolRefused
 from pagermcp.spool.spool import DIRECTORIES, FORMAT, GUIDE
 
 
@@ -27,6 +28,21 @@ def test_a_new_spool_is_for_its_owner_and_explains_itself(tmp_path: Path) -> Non
     assert set(os.listdir(spool.root)) == {"FORMAT", *DIRECTORIES}
     assert {mode(spool.path(name)) for name in ("", *DIRECTORIES)} == {0o700}
     assert mode(spool.path("FORMAT")) == 0o600
+
+
+def test_what_is_known_of_mailboxes_that_are_not_there_is_forgotten_when_it_gets_much(spool: Spool) -> None:
+    known = spool.mailbox(number(new_key()))
+    known.make()
+    waited_for = number(new_key())
+    spool.waiting = lambda number: number == waited_for
+    strangers = weakref.WeakSet[Mailbox]()
+    mailbox, most = spool.mailbox(waited_for), 0
+    for n in range(30_000):
+        strangers.add(spool.mailbox(f"{n:08d}-0000-8000-8000-000000000000"))
+        most = max(most, len(strangers))
+    assert most < 15_000
+    assert spool.mailbox(known.number) is known
+    assert spool.mailbox(waited_for) is mailbox
 
 
 def test_a_folder_made_before_is_closed_to_others_when_it_becomes_a_spool(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 
 import click
-from filelock import FileLock
 
 from pagermcp import address
 from pagermcp.client import show
@@ -153,8 +152,7 @@ def import_(data_dir: str | None) -> None:
     """
     opened = _open(data_dir, writes=True)
     intake, refused = moving.Intake(opened), 0
-    lock = FileLock(opened.path("keys", ".lock-import"), mode=opened.file_mode, fallback_to_soft=False)
-    with lock, open(0, "rb", closefd=False) as source:
+    with opened.lock("import", poll_seconds=0.05), open(0, "rb", closefd=False) as source:
         try:
             for n, line in enumerate(iter(lambda: source.readline(8 * opened.max_page_bytes), b""), 1):
                 try:

@@ -24,6 +24,7 @@ from waitress.channel import ClientDisconnected, HTTPChannel
 from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.task import ErrorTask, WSGITask
 
+from pagermcp.measures import MEASURES, Refusal
 from pagermcp.waking import Waiter
 from pagermcp.waking.waiter import BEAT, BEAT_SECONDS
 from pagermcp.web.errors import error_body
@@ -37,6 +38,8 @@ BODY_SLACK = 1 << 20
 _HANGUP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _LINGER_SECONDS = 2.0
 _FORGET_BYTES = 1 << 18
+_FEWEST_BYTES = 15_000  # of a request, between two looks at it, which are 30 s apart
+_RETRY_SECONDS = 5
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +166,7 @@ class Task(WSGITask):
 class Parser(HTTPRequestParser):
     """Refuses what Python can't make sense of, such as a URI with half an IPv6 address; waitress would just fail."""
 
+    seen: int | None = None  # how many bytes had come when somebody looked
     path = "a request that could not be read"  # what waitress logs when such a client goes before it has its error
 
     def parse_header(self, header_plus: bytes) -> None:
@@ -189,6 +193,7 @@ class Channel(HTTPChannel):
     _sending = False
     _lingers_until = 0.0
     _lost = False
+    guest: str | None = None
     _parked: tuple[Task, Waiter] | None = None
     _flush_waiter: Waiter | None = None
 
@@ -363,9 +368,24 @@ class Channel(HTTPChannel):
         if parked:
             parked[1].wake()  # a thread ends what another has begun
 
-    def refuse(self, body: bytes, retry_after: int) -> None:
-        """Answer 503 before any request is read."""
-        head = "HTTP/1.1 503 Service Unavailable", "Connection: close", "Content-Type: application/json"
-        more = f"Retry-After: {retry_after}", f"Content-Length: {len(body)}", "", ""
+    def del_channel(self, map: Any = None) -> None:
+        super().del_channel(map)
+        guest, self.guest = self.guest, None
+        self.server.limit.guests.leave(guest)
+
+    def is_slow(self) -> bool:
+        """Whether hardly any of a request has come since this was asked before. To be asked now and then."""
+        request = self.request
+        if request is None or self.requests:
+            return False
+        before, request.seen = request.seen, request.header_bytes_received + request.body_bytes_received
+        return before is not None and bool(request.seen - before < _FEWEST_BYTES)
+
+    def refuse(self, status: http.HTTPStatus, code: Refusal, message: str, hint: str) -> None:
+        """Answer before a whole request is read, and close."""
+        MEASURES.count(code)
+        body = error_body(code, message, hint)
+        head = f"HTTP/1.1 {status.value} {status.phrase}", "Connection: close", "Content-Type: application/json"
+        more = f"Retry-After: {_RETRY_SECONDS}", f"Content-Length: {len(body)}", "", ""
         self.lingers = self.close_when_flushed = True
         self.write_soon("\r\n".join(head + more).encode() + body)

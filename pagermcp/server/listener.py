@@ -1,6 +1,7 @@
 """A listening socket: takes connections up to a limit, and tells those beyond it to come again."""
 
 import errno
+import http
 import logging
 import math
 import time
@@ -9,14 +10,16 @@ from typing import Any
 
 from waitress.server import TcpWSGIServer
 
+from pagermcp.limits import Headcount
+from pagermcp.measures import MEASURES
+from pagermcp.origins import Origins
 from pagermcp.server.channel import Channel
 from pagermcp.server.loop import Loop
-from pagermcp.web.errors import error_body
 
 _AT_ONCE = 64
 _PAUSE_SECONDS = 1.0
-_RETRY_SECONDS = 5
 _SAY_SECONDS = 60.0
+_TOLD_OF_AN_ADDRESS = 16
 
 log = logging.getLogger("pagermcp")
 
@@ -26,8 +29,10 @@ class Limit:
 
     A few more are told that they are too many; beyond those the rest waits in the system's queue for a moment."""
 
-    def __init__(self, connections: int, sockets: dict[int, Any]) -> None:
+    def __init__(self, connections: int, sockets: dict[int, Any], origins: Origins, of_one: int) -> None:
+        """of_one: how many connections one of `origins` may have; 0 for no limit."""
         self._connections, self._sockets = connections, sockets
+        self.origins, self.guests = origins, Headcount(of_one)
         self._refusals = max(4, connections // 16)
         self._own = 0
         self._said_at = -math.inf
@@ -76,19 +81,32 @@ class Listener(TcpWSGIServer):
                     self._paused_until = time.monotonic() + _PAUSE_SECONDS
                     return
                 continue
-            too_many = self.limit.is_reached()
+            who = self.limit.origins.of_connection(address[0])
+            surplus = self.limit.guests.enter(who)
+            if surplus > _TOLD_OF_AN_ADDRESS:  # so many are being told already
+                self.limit.guests.leave(who)
+                connection.close()
+                MEASURES.count("too_many_connections")
+                continue
+            too_many = surplus or self.limit.is_reached()
             channel = Channel(self, connection, self.fix_addr(address), self.adj, map=self._map)
+            if who:
+                channel.guest = who
             if too_many:
-                hint = "try again; or let the operator raise the limit of file descriptors"
-                channel.refuse(
-                    error_body("too_many_connections", "there are too many connections", hint), _RETRY_SECONDS
-                )
+                what = f"there are too many connections{' from your address' if surplus else ''}"
+                hint = "try again; or let the operator allow more"
+                channel.refuse(http.HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections", what, hint)
             self.loop.changed(channel)
 
     def maintenance(self, now: float) -> None:
         for channel in list(self.active_channels.values()):
-            if not channel.requests and channel.last_activity < now - self.adj.channel_timeout:
+            idle = not channel.requests or channel.total_outbufs_len
+            if idle and channel.last_activity < now - self.adj.channel_timeout:
                 channel.will_close = True
+                self.loop.changed(channel)
+            elif channel.is_slow():
+                what, hint = "the request has come too slowly", "send all of it at once"
+                channel.refuse(http.HTTPStatus.REQUEST_TIMEOUT, "too_slow", what, hint)
                 self.loop.changed(channel)
 
     def pull_trigger(self) -> None:
@@ -96,10 +114,9 @@ class Listener(TcpWSGIServer):
 
 
 def listen(
-    application: Callable[..., Any], adjustments: Any, pool: Any, sockets: dict[int, Any], connections: int
+    application: Callable[..., Any], adjustments: Any, pool: Any, sockets: dict[int, Any], limit: Limit
 ) -> list[Listener]:
     """Listen on every socket of `adjustments.sockets`, or else at every address of its `listen`. Raises OSError."""
-    limit = Limit(connections, sockets)
     ready = [(one, (one.family, one.type, one.proto, one.getsockname())) for one in adjustments.sockets]
     listeners = [
         Listener(

@@ -19,9 +19,10 @@ from waitress.adjustments import Adjustments
 import pagermcp
 from pagermcp import files
 from pagermcp.measures import MEASURES
+from pagermcp.origins import Origins
 from pagermcp.server.activation import NotListening, handed_over
 from pagermcp.server.channel import BODY_SLACK, Channel
-from pagermcp.server.listener import listen
+from pagermcp.server.listener import Limit, listen
 from pagermcp.server.log import configure
 from pagermcp.server.notify import READY, STOPPING, TURNS, Notifier
 from pagermcp.server.pool import Pool
@@ -94,6 +95,8 @@ def _spool(settings: Settings, worker: int = 0, clock: Clock | None = None) -> S
             max_messages=settings.max_messages_per_mailbox,
             max_message_bytes=settings.max_message_bytes,
             min_free_bytes=settings.min_free_bytes,
+            min_free_inodes=settings.min_free_inodes,
+            max_mailboxes=settings.max_mailboxes,
             room_hours=settings.room_ttl_hours,
             worker=worker,
             clock=clock,
@@ -174,7 +177,11 @@ def _serve(
         archive_days=settings.archive_ttl_days,
         inherits=follows,
     )
-    server = Server(create_app(Services(settings, spool, switchboard, watcher, janitor)), settings, command, sockets)
+    try:
+        services = Services(settings, spool, switchboard, watcher, janitor)
+    except ValueError as error:  # it made sense when the settings were read, so it has changed since
+        raise ServeFailed(f"PAGERMCP_NUMBERS_FILE={settings.numbers_file!r}: {error}") from None
+    server = Server(create_app(services), settings, command, sockets)
     server.stop_on_signals()
     sweep = Sweep(spool, switchboard, watcher)
     sweep.start()
@@ -200,7 +207,9 @@ class Server:
         self._sockets: dict[int, Any] = {}
         self._stopping = False
         self._pool = Pool(THREADS)
-        limit = _connection_limit()
+        most = _connection_limit()
+        origins = Origins(settings.trusted_proxy)
+        limit = Limit(most, self._sockets, origins, settings.max_connections_per_address)
         try:
             adjustments = Adjustments(
                 **({"sockets": sockets} if sockets else {"listen": f"{_bracketed(settings.host)}:{settings.port}"}),
@@ -211,6 +220,7 @@ class Server:
                 max_request_body_size=settings.max_message_bytes + BODY_SLACK,
                 max_request_header_size=_HEADER_BYTES,
                 log_socket_errors=False,  # clients that go are no news
+                clear_untrusted_proxy_headers=False,  # nobody reads them but `Origins`
                 ident="PagerMCP",
             )
             adjustments.socket_options = [*adjustments.socket_options, *_keepalive_options()]

@@ -72,6 +72,7 @@ class Janitor:
         self._left_alone: set[str] = set()  # mailboxes that could not be tidied, of which it was said
         self._relief = threading.Lock()
         spool.make_room = self.make_room
+        spool.waiting = waiting
         self._stopped = threading.Event()
         self._walked_at = self._walk_offset = 0.0  # wall time of the last walk, and its difference to the monotonic
         self._walk_due = self._deletion_due = self._forget_due = 0.0  # monotonic
@@ -115,6 +116,8 @@ class Janitor:
 
     def tidy(self) -> None:
         """One pass, if this process is the janitor's. Raises OSError."""
+        if not os.path.exists(self._spool.path("FORMAT")):  # it is gone, as requests are told
+            return
         self._spool.schedule.refresh()
         self._spool.clock.check()
         if self._inherits and self._spool.clock.may_age:
@@ -123,7 +126,7 @@ class Janitor:
         if self._in_office or self._take_office():
             self._tidy_all()
         if time.monotonic() >= self._forget_due:
-            self._spool.forget_removed(self._waiting)
+            self._spool.forget_removed()
             self._forget_due = time.monotonic() + _HOUR
 
     def _tidy_all(self) -> None:

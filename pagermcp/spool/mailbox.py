@@ -241,6 +241,10 @@ class Mailbox:
         self._newest = after + (self._spool.worker - after) % WORKERS  # two workers never pick the same one
         return f"{self._newest:016d}"
 
+    @property
+    def exists(self) -> bool:
+        return os.path.isdir(self._new)
+
     def make(self) -> bool:
         """Make the mailbox; False when it exists. Raises OSError.
 
@@ -295,7 +299,7 @@ class Mailbox:
     def note_read(self) -> None:
         """Somebody with the key looks, or waits."""
         self._last_read = now()
-        if time.monotonic() - self._noted_read < _NOTE_READ_SECONDS or not os.path.isdir(self._new):
+        if time.monotonic() - self._noted_read < _NOTE_READ_SECONDS or not self.exists:
             return  # a mailbox that is only asked for leaves nothing on the disk
         self._noted_read = time.monotonic()
         with contextlib.suppress(OSError):  # on a full disk one must still be able to read

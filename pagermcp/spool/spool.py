@@ -54,10 +54,12 @@ DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _ADOPTED = "adopt-"
 _ADOPTED_NAME = re.compile(rf"{_ADOPTED}(?:([0-9a-f])-)?([0-9a-f-]{{36}})-(.+)", re.ASCII)
 LEFT_OVER_SECONDS = 600
-_MIN_FREE_INODES = 1000
 _RETRY_SECONDS = 60.0
 _LOCKS = 256
 _ALONE_PATIENCE_SECONDS = 3.0
+_COUNT_SECONDS = 1.0
+_COUNT_TIMES = 100  # counting mailboxes takes at most a hundredth of the time
+_MANY = 10_000
 MAY_BE_THERE = {"README.md", "lost+found", *DIRECTORIES}  # in a folder that is to become a spool
 
 log = logging.getLogger(__name__)
@@ -81,8 +83,8 @@ class Busy(Exception):
 class Spool:
     """A spool directory, made when it is missing. Raises SpoolRefused.
 
-    max_messages: pages in one mailbox; max_message_bytes: of a body; min_free_bytes: kept free on the disk;
-    room_hours: how long a room's messages are active;
+    max_messages: pages in one mailbox; max_message_bytes: of a body; min_free_bytes, min_free_inodes: kept free on the
+    disk; max_mailboxes: there may be, 0 for no limit; room_hours: how long a room's messages are active;
     worker: 0 to 15, different in each process on one spool; clock: one that watches for longer than this process lives;
     beside: only look into one that is there, which a relay may be serving; nothing is made by opening it.
     """
@@ -94,6 +96,8 @@ class Spool:
         max_messages: int = 128,
         max_message_bytes: int = 65536,
         min_free_bytes: int = 0,
+        min_free_inodes: int = 1000,
+        max_mailboxes: int = 0,
         room_hours: float = 24,
         worker: int = 0,
         clock: Clock | None = None,
@@ -106,13 +110,17 @@ class Spool:
         self.worker = worker
         self.pressed = threading.Event()  # the disk gets full: the janitor should look
         self.make_room: Callable[[], None] = lambda: None  # what the janitor does about it
+        self.waiting: Callable[[str], int] = lambda number: 0  # who waits for a number
         self.clock = clock or Clock()
         self.agenda = Agenda()
-        self._min_free_bytes = min_free_bytes
+        self._min_free_bytes, self._min_free_inodes = min_free_bytes, min_free_inodes
+        self._max_mailboxes = max_mailboxes
+        self._count, self._count_again_at = 0, -math.inf
         self.room_hours = room_hours
         self._mailboxes: dict[str, Mailbox] = {}
         self._mailboxes_synced = -math.inf  # monotonic: when the latest sync of new/ began
         self._rooms: dict[str, Room] = {}
+        self._forget_beyond = _MANY
         self._lock = threading.Lock()
         self._alone = [threading.Lock() for _ in range(_LOCKS)]
         self._beside = beside
@@ -134,6 +142,9 @@ class Spool:
         """The mailbox of a number, mended at first contact; its directory may not be there yet. Raises OSError."""
         mailbox = self._mailboxes.get(number)
         if mailbox is None:
+            if len(self._mailboxes) > self._forget_beyond:  # of strangers, perhaps, who ask for what is not there
+                self.forget_removed()
+                self._forget_beyond = 2 * len(self._mailboxes) + _MANY
             with self._lock:
                 mailbox = self._mailboxes.get(number) or Mailbox(self, number)
                 self._mailboxes[number] = mailbox
@@ -151,12 +162,25 @@ class Spool:
     def is_room(self, number: str) -> bool:
         return number == OPEN_ROOM or os.path.isdir(self.path("rooms", number))
 
-    def forget_removed(self, waiting: Callable[[str], int]) -> None:
+    def has_place(self) -> bool:
+        """Whether there may be one more mailbox, which is counted. What others make is seen at the next count."""
+        if not self._max_mailboxes:
+            return True
+        began = time.monotonic()
+        if began >= self._count_again_at:
+            self._count_again_at = began + _COUNT_SECONDS  # at once, so that no other thread counts, too
+            self._count = len(files.names(self.path("new")))
+            took = time.monotonic() - began
+            self._count_again_at = began + max(_COUNT_SECONDS, _COUNT_TIMES * took)
+        self._count += 1
+        return self._count <= self._max_mailboxes
+
+    def forget_removed(self) -> None:
         """Drop what is remembered of mailboxes that are not there (any more); the next use is a first contact again.
 
-        waiting: says how many wait for a number. Those have the mailbox in their hands, so it stays the one."""
+        Who waits has the mailbox in his hands, so it stays the one."""
         for number in list(self._mailboxes):
-            if not waiting(number) and not os.path.lexists(self.path("new", number)):
+            if not self.waiting(number) and not os.path.lexists(self.path("new", number)):
                 self._mailboxes.pop(number, None)
                 self._rooms.pop(number, None)
 
@@ -200,8 +224,8 @@ class Spool:
         free = disk.f_bavail * disk.f_frsize
         if free < times * (self._min_free_bytes + self.max_page_bytes):
             return f"{free} bytes are free on the spool's disk and {self._min_free_bytes} are kept free"
-        if disk.f_files and disk.f_favail < times * _MIN_FREE_INODES:  # btrfs counts no inodes
-            return f"{disk.f_favail} inodes are free on the spool's disk and {_MIN_FREE_INODES} are kept free"
+        if disk.f_files and disk.f_favail < times * self._min_free_inodes:  # btrfs counts no inodes
+            return f"{disk.f_favail} inodes are free on the spool's disk and {self._min_free_inodes} are kept free"
         return None
 
     def probe(self) -> None:

@@ -1,5 +1,6 @@
-"""Who calls: the holder of a mailbox's key, who may read it, or of its number, who may only send."""
+"""Who calls: the holder of a mailbox's key, who may read it, or of its number, who may only send; and from where."""
 
+import math
 import uuid
 
 from flask import request
@@ -35,11 +36,56 @@ def address_in(text: str) -> uuid.UUID:
     except address.InvalidAddress:
         raise unauthorized("the address is not a UUID") from None
     request.environ[ADDRESS] = parsed
+    listed(parsed)
     return parsed
 
 
 def unauthorized(message: str) -> Refused:
     return Refused(401, "unauthorized", message, "send -H 'Authorization: Bearer <key or number>'")
+
+
+def listed(key_or_number: uuid.UUID) -> None:
+    """Refuse numbers that a private relay does not list. Raises Refused."""
+    only = services().limits.listed
+    if only is not None and address.number_of(key_or_number) not in only:
+        hint = "ask its operator to list your number; `pagermcp number` says which that is"
+        raise Refused(403, "not_listed", "this relay serves only the numbers that its operator lists", hint)
+
+
+def origin() -> str | None:
+    """What limits count this request by: its client's address; None when they don't count it."""
+    environ = request.environ
+    origins = services().limits.origins
+    return origins.of(environ.get("REMOTE_ADDR", ""), environ.get("HTTP_X_FORWARDED_FOR", ""))
+
+
+def may_post(number: str) -> None:
+    """Count a post to this number. Raises Refused."""
+    if wait := services().limits.posts.take(number):
+        most = services().settings.posts_per_hour
+        message = f"this mailbox has had more posts than the {most} an hour that it may have"
+        raise Refused(429, "too_many_posts", message, "send later, and less often", retry_after=math.ceil(wait))
+
+
+def begin(mailbox: Mailbox) -> Mailbox:
+    """Make a mailbox that is not there, as far as limits allow. Raises Refused, SpoolFull, OSError.
+
+    So this comes before everything by which one could come into being."""
+    if mailbox.exists:
+        return mailbox
+    relay, client = services(), origin()
+    if client is not None and (wait := relay.limits.new_mailboxes.take(client)):
+        most = relay.settings.new_mailboxes_per_hour
+        message = f"your address has made more mailboxes than the {most} an hour that it may make"
+        hint = "use those that you have, or come again later"
+        raise Refused(429, "too_many_new_mailboxes", message, hint, retry_after=math.ceil(wait))
+    if not relay.spool.has_place():
+        message = f"there are {relay.settings.max_mailboxes} mailboxes here, which is as many as may be"
+        hint = "use one that is there; the operator may allow more, with PAGERMCP_MAX_MAILBOXES"
+        raise Refused(507, "too_many_mailboxes", message, hint, retry_after=3600)
+    relay.spool.check_room()
+    mailbox.make()
+    return mailbox
 
 
 def no_room(spool: Spool, number: str) -> None:

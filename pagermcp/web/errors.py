@@ -13,6 +13,7 @@ from werkzeug.exceptions import HTTPException
 
 from pagermcp.address import redact
 from pagermcp.files import DISK_FULL
+from pagermcp.measures import MEASURES, REFUSALS
 from pagermcp.spool import Busy, DeliveredMaybe, KeyReused, MailboxFull, SpoolFull
 from pagermcp.spool.page import to_json
 from pagermcp.spool.room import NotARoom
@@ -73,6 +74,9 @@ def refusal(error: Exception) -> Refused:
 
 
 def _answer(error: Refused) -> Response:
+    for code in REFUSALS:
+        if code == error.code:
+            MEASURES.count(code)
     body = error_body(error.code, redact(error.message), error.hint, **error.extra)  # it may repeat what came
     response = Response(body, error.status, content_type="application/json")
     if error.retry_after is not None:

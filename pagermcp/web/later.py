@@ -4,6 +4,7 @@ Such an answer is a generator: it yields the waiter that it waits by, and return
 request that waits has no thread (`pagermcp.server.channel`); under any other one the same code blocks its thread.
 """
 
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, cast
 
@@ -11,6 +12,8 @@ from flask import Flask, Response, current_app, request
 
 from pagermcp.waking import Waiter
 from pagermcp.web.errors import answer_to
+
+_LATE_SECONDS = 1.0
 
 Steps = Generator[Waiter, None, Response]
 
@@ -52,6 +55,17 @@ class Later(Response):
         # neither this nor the whole environment: ten thousand waiting requests would keep them
         kept = {"REQUEST_METHOD": environ["REQUEST_METHOD"]}
         return cast(Iterable[bytes], _decide(self._app, self._steps, kept, start_response))
+
+
+def late(error: Exception) -> Later:
+    """The answer to an error, but not at once: so whoever asks again and again takes little from the others."""
+    answer = answer_to(error)
+
+    def steps() -> Steps:
+        yield Waiter().parked(time.monotonic() + _LATE_SECONDS)
+        return answer
+
+    return Later(steps())
 
 
 def _decide(app: Flask, steps: Steps, environ: dict[str, Any], start_response: Any) -> Iterator[Waiter | bytes]:

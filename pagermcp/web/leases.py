@@ -10,7 +10,7 @@ from pagermcp.spool.mailbox import LONGEST_LEASE
 from pagermcp.spool.page import PageName, now, timestamp
 from pagermcp.spool.whereabouts import find
 from pagermcp.waking.waiter import BEAT_SECONDS
-from pagermcp.web.access import authorized, mailbox_to_take_from, no_head
+from pagermcp.web.access import authorized, begin, mailbox_to_take_from, no_head
 from pagermcp.web.answers import answer, line, when, wrapped
 from pagermcp.web.body import MAX_IDS, handle_in, listed_ids
 from pagermcp.web.errors import Refused
@@ -54,7 +54,7 @@ def wait() -> Response:
         raise Refused(400, "bad_parameter", f"ack names {len(given)} pages, and may name {MAX_IDS}", "use POST /ack")
     if given:
         _each(mailbox, [handle_in(text, "as in ?ack=<id>,<id>") for text in given], "acknowledged", mailbox.acknowledge)
-    return Wait(relay, mailbox, terms).response()
+    return Wait(relay, begin(mailbox), terms).response()
 
 
 @blueprint.post("/ack")

@@ -10,7 +10,7 @@ from pagermcp.address import redact
 from pagermcp.spool import BadPage, DeliveredMaybe, Mailbox, MailboxFull, Page, SpoolFull
 from pagermcp.spool.page import PageName, to_json
 from pagermcp.spool.whereabouts import ANY, STATES, Place, counts, find, listing, mark
-from pagermcp.web.access import authorized, mailbox_to_read, mailbox_to_take_from
+from pagermcp.web.access import authorized, begin, mailbox_to_read, mailbox_to_take_from, may_post, origin
 from pagermcp.web.answers import answer, when, wrapped
 from pagermcp.web.body import handle_in, listed_ids
 from pagermcp.web.errors import Refused, refusal
@@ -75,15 +75,17 @@ def overview() -> Response:
     wait = min(number("wait", 0, low=0), _LONGEST_WAIT)
     if not wait:
         return _told(services(), mailbox)
-    return Later(_changed(services(), mailbox, connection(), known, time.monotonic() + wait))
+    return Later(_changed(services(), begin(mailbox), connection(), origin(), known, time.monotonic() + wait))
 
 
-def _changed(relay: Services, mailbox: Mailbox, connection: Connection, known: str, until: float) -> Steps:
+def _changed(
+    relay: Services, mailbox: Mailbox, connection: Connection, client: str | None, known: str, until: float
+) -> Steps:
     def changed() -> bool:
         mailbox.look()  # takes in what a shell brought
         return known != _mark(relay, mailbox)
 
-    place = Waiting(relay, mailbox, connection, taking=False)
+    place = Waiting(relay, mailbox, connection, client, taking=False)
     try:
         yield from place.wait(until, changed, _LOOK_SECONDS)
         return _told(relay, mailbox)
@@ -138,6 +140,8 @@ def replay() -> Response:
     replayed: list[dict[str, str]] = []
     for page in originals:
         try:
+            may_post(mailbox.number)
+            begin(mailbox)
             id = mailbox.deliver(to_json(page.payload).decode(), replay_of=page.id)
         except (Refused, MailboxFull, SpoolFull, DeliveredMaybe, OSError) as error:
             refused = error if isinstance(error, Refused) else refusal(error)

@@ -8,7 +8,7 @@ from flask import Blueprint, Response
 from pagermcp import address
 from pagermcp.spool import Page, Spool
 from pagermcp.waking.waiter import BEAT_SECONDS
-from pagermcp.web.access import address_in, mailbox_to_read, mailbox_to_take_from, no_head
+from pagermcp.web.access import address_in, begin, listed, mailbox_to_read, mailbox_to_take_from, no_head
 from pagermcp.web.answers import NO_STORE, answer, flat, line
 from pagermcp.web.errors import Refused
 from pagermcp.web.handover import HANDOVER_SECONDS, Handover
@@ -25,7 +25,8 @@ def mint() -> Response:
     """Make a mailbox with a new key."""
     key = uuid.uuid4()
     number = address.number_of(key)
-    services().spool.mailbox(number).make()
+    listed(key)
+    begin(services().spool.mailbox(number))
     return answer({"uuid": str(key), "number": number}, 201)
 
 
@@ -67,7 +68,7 @@ def wait(key: str) -> Response:
         quiet=timeout or BEAT_SECONDS,
         max_age=number("max_age_seconds", math.inf, low=0),
     )
-    return Wait(relay, mailbox, terms).response()
+    return Wait(relay, begin(mailbox), terms).response()
 
 
 def _headers(spool: Spool, page: Page) -> dict[str, str]:

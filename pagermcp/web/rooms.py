@@ -14,11 +14,11 @@ from flask import Blueprint, Response, request
 from pagermcp import address
 from pagermcp.address import redact
 from pagermcp.spool.room import OPEN_ROOM, NotARoom, Room
-from pagermcp.web.access import authorized, unauthorized
+from pagermcp.web.access import authorized, begin, may_post, origin, unauthorized
 from pagermcp.web.answers import NO_STORE, answer, when
 from pagermcp.web.body import json_body
 from pagermcp.web.errors import Refused
-from pagermcp.web.later import Connection, Later, Steps, connection
+from pagermcp.web.later import Connection, Later, Steps, connection, late
 from pagermcp.web.parameters import number, single
 from pagermcp.web.services import Services, services
 from pagermcp.web.wait import Place, WaitEnded
@@ -52,6 +52,11 @@ def post() -> Response:
     size = len(body.encode(errors="surrogatepass"))
     if size > limit:
         raise Refused(413, "too_large", f"the body has {size} bytes and the limit is {limit}", "send less, or a link")
+    try:
+        may_post(room.mailbox.number)
+    except Refused as refused:
+        return late(refused)
+    begin(room.mailbox)
     message = room.post(sender, to, body)
     with contextlib.suppress(OSError):  # it is posted, whatever happens now
         room.saw(sender)
@@ -79,7 +84,8 @@ def messages() -> Response:
     look = functools.partial(room.messages, reader, since, limit)
     found = look()
     if wait and not found:
-        return Later(_waiting(services(), room, connection(), reader, time.monotonic() + wait, look, form))
+        begin(room.mailbox)
+        return Later(_waiting(services(), room, connection(), origin(), reader, time.monotonic() + wait, look, form))
     return _shown(found, form)
 
 
@@ -87,12 +93,13 @@ def _waiting(
     relay: Services,
     room: Room,
     connection: Connection,
+    client: str | None,
     reader: str | None,
     until: float,
     look: Callable[[], list[dict[str, Any]]],
     form: str,
 ) -> Steps:
-    place = Place(relay, room.mailbox, connection, taking=False, name=reader)
+    place = Place(relay, room.mailbox, connection, client, taking=False, name=reader)
     try:
         return _shown((yield from place.wait(until, look)), form)
     except WaitEnded as ended:
@@ -143,6 +150,7 @@ def check_in() -> Response:
     if machine is not None and (not isinstance(machine, str) or not 1 <= len(machine) <= _MACHINE_CHARACTERS):
         what = f"machine must be a text of 1 to {_MACHINE_CHARACTERS} characters"
         raise Refused(400, "bad_parameter", what, 'as in {"name":"desktop","machine":"desktop.lan"}')
+    begin(room.mailbox)
     room.make()
     room.saw(name, machine)
     (agent,) = [agent for agent in room.agents() if agent.name.lower() == name.lower()]

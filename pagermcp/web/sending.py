@@ -8,12 +8,13 @@ from flask import Blueprint, Response, request
 
 from pagermcp import address
 from pagermcp.measures import MEASURES
-from pagermcp.spool import send
+from pagermcp.spool import MailboxFull, send
 from pagermcp.spool.page import now
-from pagermcp.web.access import address_in, authorized, no_room, unauthorized
+from pagermcp.web.access import address_in, authorized, begin, may_post, no_room, unauthorized
 from pagermcp.web.answers import answer, when
 from pagermcp.web.body import media_type, payload_of, request_body
 from pagermcp.web.errors import Refused
+from pagermcp.web.later import late
 from pagermcp.web.parameters import send_options
 from pagermcp.web.services import services
 
@@ -51,9 +52,13 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
     mailbox = relay.spool.mailbox(number)
     readers, waiters = relay.switchboard.waiting(number), relay.switchboard.takers(number)
     try:
+        may_post(number)
+        begin(mailbox)
         sent = send(relay.spool, mailbox, payload, options, empty)
-    except Exception:
+    except Exception as error:
         MEASURES.count("refused")
+        if isinstance(error, Refused | MailboxFull):  # which who floods gets again and again
+            return late(error)
         raise
     relay.switchboard.ring(number)
     accepted: dict[str, Any] = {"accepted": True, "id": sent.id, "number": number, "waiters": waiters}

@@ -5,6 +5,7 @@ from typing import cast
 
 from flask import current_app
 
+from pagermcp.limits import Limits
 from pagermcp.settings import Settings
 from pagermcp.spool import Janitor, Spool
 from pagermcp.waking import Switchboard, Watcher
@@ -17,6 +18,10 @@ class Services:
     switchboard: Switchboard
     watcher: Watcher
     janitor: Janitor
+    limits: Limits = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "limits", Limits(self.settings))
 
 
 def services() -> Services:

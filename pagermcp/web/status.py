@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flask import Blueprint, Response, current_app, request
 
 import pagermcp
-from pagermcp.measures import BOUNDS, DURATIONS, MEASURES, OUTCOMES, WATCHING, Duration
+from pagermcp.measures import BOUNDS, DURATIONS, MEASURES, OUTCOMES, REFUSALS, WATCHING, Duration
 from pagermcp.spool.census import Census, Count
 from pagermcp.spool.page import now
 from pagermcp.spool.whereabouts import STATES
@@ -62,6 +62,7 @@ def status_json() -> Response:
             "counted": counted,
             "waiters": MEASURES.total("waiters"),
             "pages": {outcome: MEASURES.total(outcome) for outcome in OUTCOMES},
+            "refusals": {code: MEASURES.total(code) for code in REFUSALS},
             "pages_per_minute": MEASURES.pages_per_minute(),
             "leases_run_out": MEASURES.total("lease_run_out"),
             "seconds": {name: _summary(name) for name in DURATIONS},
@@ -105,6 +106,10 @@ class _Collector:
         for outcome in OUTCOMES:
             pages.add_metric([outcome], MEASURES.total(outcome))
         yield pages
+        refusals = CounterMetricFamily("pagermcp_refusals", "Met a limit.", labels=["code"])
+        for code in REFUSALS:
+            refusals.add_metric([code], MEASURES.total(code))
+        yield refusals
         runs_out, restarts = MEASURES.total("lease_run_out"), MEASURES.total("watcher_restart")
         yield CounterMetricFamily("pagermcp_leases_run_out", "Leases that ran out.", runs_out)
         yield CounterMetricFamily("pagermcp_watcher_restarts", "Watching had ended and began anew.", restarts)

@@ -17,7 +17,7 @@ from flask import Response
 from pagermcp.spool import Mailbox, Page
 from pagermcp.waking import Waiter
 from pagermcp.waking.waiter import BEAT, BEAT_SECONDS
-from pagermcp.web.access import no_room
+from pagermcp.web.access import no_room, origin
 from pagermcp.web.answers import NO_STORE
 from pagermcp.web.errors import Refused
 from pagermcp.web.handover import HANDOVER_SECONDS, Handover
@@ -54,16 +54,29 @@ class WaitEnded(Exception):
 
 
 class Place:
-    """A waiter at a mailbox, until it is closed. Raises OSError.
+    """A waiter at a mailbox, until it is closed. Raises Refused, OSError.
 
-    taking, name: see `Waiter`."""
+    client: its `origin`, when it asked; taking, name: see `Waiter`."""
 
     def __init__(
-        self, relay: Services, mailbox: Mailbox, connection: Connection, taking: bool = True, name: str | None = None
+        self,
+        relay: Services,
+        mailbox: Mailbox,
+        connection: Connection,
+        client: str | None,
+        taking: bool = True,
+        name: str | None = None,
     ) -> None:
-        self._relay, self._mailbox, self._connection = relay, mailbox, connection
+        self._relay, self._mailbox, self._connection, self._client = relay, mailbox, connection, client
+        most = relay.settings.max_waits_per_mailbox
+        if most and relay.switchboard.waiting(mailbox.number) >= most:
+            raise _too_many_waits(f"{most} requests wait at this mailbox, which is as many as may")
         mailbox.make()  # so that there is something to watch before the first look
         relay.watcher.watch(mailbox.number)
+        waits = relay.limits.waits
+        if waits.enter(client):
+            waits.leave(client)
+            raise _too_many_waits(f"{waits.most} requests of your address wait, which is as many as may")
         self.waiter = relay.switchboard.enter(mailbox.number, taking, name)
         self._left = False
 
@@ -97,6 +110,11 @@ class Place:
         if not self._left:
             self._left = True
             self._relay.switchboard.leave(self.waiter)
+            self._relay.limits.waits.leave(self._client)
+
+
+def _too_many_waits(message: str) -> Refused:
+    return Refused(429, "too_many_waits", message, "end some of them, or try again", retry_after=10)
 
 
 class Wait:
@@ -104,7 +122,7 @@ class Wait:
 
     def __init__(self, relay: Services, mailbox: Mailbox, terms: Terms) -> None:
         self._relay, self._mailbox, self._terms = relay, mailbox, terms
-        self._connection = connection()
+        self._connection, self._client = connection(), origin()
         self._since = time.time()
         self._until = time.monotonic() + terms.timeout
         self._looks: Iterator[Waiter] = iter(())  # until there are `_pages`, or the time is over
@@ -117,7 +135,7 @@ class Wait:
         return Later(self._steps())
 
     def _steps(self) -> Steps:
-        self._place = Place(self._relay, self._mailbox, self._connection)
+        self._place = Place(self._relay, self._mailbox, self._connection, self._client)
         self._looks = self._look_for_pages(self._place)
         try:
             quiet = time.monotonic() + self._terms.quiet

@@ -98,6 +98,7 @@ function show(status) {
   fill("counts", [
     ...Object.entries(status.pages).map(([name, pages]) => [`Pages ${words(name)}`, number(pages)]),
     ["Leases that ran out", number(status.leases_run_out)],
+    ...Object.entries(status.refusals).filter(([, times]) => times).map(([code, times]) => [`Refused: ${words(code)}`, number(times)]),
   ]);
 }
 
