@@ -116,7 +116,7 @@ def test_title_and_icon_count_what_waits(relay: Relay, page: Page, key: str) -> 
     expect(icon).to_have_attribute("href", "static/icon.svg")
     for n in range(2):
         relay.notify(key, str(n))
-    expect(page).to_have_title("(3) Inbox · PagerMCP", timeout=LOOKED)
+    expect(page).to_have_title("(2) Inbox · PagerMCP", timeout=LOOKED)
     expect(icon).to_have_attribute("href", re.compile("data:image/svg.*%3E2%3C"))
     expect(page.locator("#views [data-view='waiting']")).to_have_text("Waiting 2")
     relay.lease(key, "lease=60&max=2")
