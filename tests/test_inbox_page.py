@@ -408,7 +408,7 @@ def test_a_hidden_tab_keeps_no_request_waiting_and_is_up_to_date_as_soon_as_it_i
         expect(cards(page)).to_have_count(2, timeout=SOON)
     hide(page)
     relay.notify(key, "again")
-    expect(page).to_have_title("(2) Inbox · PagerMCP", timeout=15000)  # in the row of tabs it is seen all the same
+    expect(page).to_have_title("(3) Inbox · PagerMCP", timeout=15000)  # in the row of tabs it is seen all the same
 
 
 def test_no_page_is_left_out_when_more_have_come_meanwhile_than_are_got_at_once(
