@@ -12,6 +12,7 @@ import stat
 import sys
 import time
 
+from pagermcp import turn
 from pagermcp.measures import MEASURES
 
 NOT_FOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -44,9 +45,11 @@ def _fill(descriptor: int, path: str, content: bytes, mode: int) -> None:
 
 
 def _fsync(descriptor: int) -> None:
-    began = time.perf_counter()
-    os.fsync(descriptor)
-    MEASURES.observe("fsync", time.perf_counter() - began)
+    with turn.waiting():
+        began = time.perf_counter()
+        os.fsync(descriptor)
+        took = time.perf_counter() - began
+    MEASURES.observe("fsync", took)
 
 
 class Draft:

@@ -6,6 +6,8 @@ import threading
 import time
 from typing import Protocol
 
+from pagermcp import turn
+
 log = logging.getLogger(__name__)
 
 
@@ -31,10 +33,13 @@ class Pool:
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
+            turn.take()
             try:
                 task.service()
             except Exception:  # of waitress itself; the thread must stay
                 log.exception("a fault in serving a connection")
+            finally:
+                turn.give()
 
     def stop(self, patience: float) -> None:
         """Let the threads end when they have run all tasks, and wait so many seconds for them."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pagermcp import files
+from pagermcp import files, turn
 from pagermcp.measures import MEASURES
 from pagermcp.spool.page import PageName
 from pagermcp.spool.room import OPEN_ROOM
@@ -67,7 +67,8 @@ class Census:
                 thread = self._thread = threading.Thread(target=self._run, name="census", daemon=True)
                 thread.start()
         if thread:
-            thread.join(patience)
+            with turn.waiting():
+                thread.join(patience)
         return Count(*MEASURES.noted[: len(Count._fields)])
 
     def _run(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from pagermcp import files
+from pagermcp import files, turn
 from pagermcp.spool.agenda import Agenda, Entry
 from pagermcp.spool.clock import Clock
 from pagermcp.spool.mailbox import Mailbox
@@ -250,12 +250,14 @@ class Spool:
         Raises Busy when that takes too long, and OSError."""
         shard = int(number[-2:], 16)  # a lock file a mailbox could never be removed again without a race
         until = time.monotonic() + patience
-        if not self._alone[shard].acquire(timeout=patience):
-            raise Busy
+        with turn.waiting():
+            if not self._alone[shard].acquire(timeout=patience):
+                raise Busy
         try:
             lock = self.lock(f"{shard:02x}", poll_seconds=0.001)
             try:
-                lock.acquire(timeout=max(0, until - time.monotonic()))
+                with turn.waiting():
+                    lock.acquire(timeout=max(0, until - time.monotonic()))
             except Timeout:
                 raise Busy from None
             try:

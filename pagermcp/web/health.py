@@ -3,6 +3,7 @@
 import threading
 import time
 
+from pagermcp import turn
 from pagermcp.spool import Spool
 
 _SHARED_SECONDS = 2.0
@@ -20,7 +21,9 @@ class Health:
 
     def problem(self) -> str | None:
         """Why no page can be written, or None when it can."""
-        if not self._lock.acquire(timeout=_PATIENCE_SECONDS):
+        with turn.waiting():
+            answered = self._lock.acquire(timeout=_PATIENCE_SECONDS)
+        if not answered:
             return f"the disk has not answered for {_PATIENCE_SECONDS:g} s"
         try:
             if time.monotonic() - self._asked_at >= _SHARED_SECONDS:
