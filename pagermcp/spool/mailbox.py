@@ -83,7 +83,6 @@ class Mailbox:
         self._spool = spool
         self._new = spool.path("new", number)
         self._leased = spool.path("leased", number)
-        self._read_mark = spool.path("read", number)
         self._tally = Tally(self._new, self._leased, spool.tells_changes_apart)
         self._noted_read = -math.inf
         self._last_read: datetime.datetime | None = None
@@ -91,7 +90,7 @@ class Mailbox:
         self._lock = threading.Lock()
         self._lease_marks: dict[str, int] = {}  # mtimes of leased files as this process set or saw them
         self._writing = 0  # deliveries that hold a place but are not in new/ yet
-        self._named_by_events: set[str] = set()  # foreign files that watching saw closed or moved in
+        self._named_by_events = _NONE  # foreign files that watching saw closed or moved in
         self._reported = _NONE  # what was logged as unreadable
         self._seen = (0, 0)  # mtime of new/ and time, both in ns, at the last look for pages to take
         self._made_at = -math.inf  # monotonic: this process made its folder then, and nothing was delivered since
@@ -287,6 +286,10 @@ class Mailbox:
         return pages
 
     @property
+    def _read_mark(self) -> str:
+        return self._spool.path("read", self.number)
+
+    @property
     def last_read(self) -> datetime.datetime | None:
         """When somebody with the key last looked, or waited, if ever. What other processes saw of it, and what this one
         saw before it was started, is known to ten seconds."""
@@ -361,9 +364,11 @@ class Mailbox:
     def saw_closed(self, name: str) -> None:
         """Watching saw that a file in new/ was closed or moved in: it is complete."""
         if PageName.parse(name) is None:
-            if len(self._named_by_events) > 1000:  # of files that went before anybody looked
-                self._named_by_events.clear()
-            self._named_by_events.add(name)
+            with self._lock:
+                known = self._named_by_events
+                self._named_by_events = (known if len(known) < 1000 else _NONE) | {
+                    name
+                }  # some went before anybody looked
 
     def look(self) -> list[PageName]:
         """The names of waiting pages, oldest first, after taking in what a shell brought."""
@@ -644,7 +649,8 @@ class Mailbox:
             return False
         if file not in self._named_by_events and not self._settled(status):
             return False
-        self._named_by_events.discard(file)
+        with self._lock:
+            self._named_by_events -= {file}
         taken = self._spool.temporary(adopted=(self.number, file))
         try:
             return files.move(path, taken, self._mode) and self._deliver_taken(file, taken)
