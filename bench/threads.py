@@ -32,7 +32,7 @@ class PlainServer:
 
         signal.signal(signal.SIGTERM, stop)
 
-    def run(self, drain: Callable[[], None]) -> None:
+    def run(self, drain: Callable[[], None], tell: Callable[[str], None], every: float) -> None:
         threading.Thread(target=self._server.run, daemon=True).start()
         try:
             signal.pause()

@@ -392,9 +392,9 @@ class Spool:
         try:
             owner = os.stat(self.root).st_uid
         except OSError:
-            return f"{reason}; the spool {self.root} is gone: put it back, and restart the relay"
+            return f"the spool {self.root} is gone: put it back, and restart the relay"
         if not os.path.exists(self.path("FORMAT")) and isinstance(error, FileNotFoundError):
-            return f"{reason}; what was in the spool {self.root} is gone: put it back, and restart the relay"
+            return f"what was in the spool {self.root} is gone: put it back, and restart the relay"
         if isinstance(error, PermissionError):
             if self._beside:
                 return f"{reason}: run this as root, or as uid {owner}, to whom the spool belongs"

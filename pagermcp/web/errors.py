@@ -4,6 +4,7 @@ import http
 import logging
 import math
 import re
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,9 @@ from pagermcp.web.services import services
 
 _SAY_SECONDS = 60.0
 _NAMES_OF_TEMPORARY_FILES = re.compile(r"\btmp/[0-9a-f]{16}\b")
+_MOST_SAID = 100
 _said: dict[str, float] = {}
+_say_lock = threading.Lock()
 
 log = logging.getLogger(__name__)
 
@@ -136,10 +139,13 @@ def _disk_error(error: Any) -> Refused:
 def _say(trouble: str) -> None:
     """Log what an operator has to mend, once a minute; it is the same for every request."""
     trouble = _NAMES_OF_TEMPORARY_FILES.sub("tmp/", trouble)
-    if time.monotonic() - _said.get(trouble, -math.inf) > _SAY_SECONDS:
-        _said.clear()
+    with _say_lock:
+        if time.monotonic() - _said.get(trouble, -math.inf) <= _SAY_SECONDS:
+            return
+        if len(_said) >= _MOST_SAID:
+            _said.clear()
         _said[trouble] = time.monotonic()
-        log.error("%s", trouble)
+    log.error("%s", trouble)
 
 
 _REFUSALS: dict[type[Exception], Callable[[Any], Refused]] = {
