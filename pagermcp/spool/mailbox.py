@@ -275,7 +275,7 @@ class Mailbox:
 
     def queued_at_last(self) -> int:
         """The same as it was when this process delivered last, with that page. Asks no disk."""
-        return self._tally.waiting
+        return self._tally.waiting_at_last
 
     def waiting(self) -> list[Page]:
         """All waiting pages, oldest first; takes nothing. Raises OSError."""
