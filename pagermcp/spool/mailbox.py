@@ -666,6 +666,7 @@ class Mailbox:
         with contextlib.suppress(DeliveredMaybe):  # then a reader has it, and putting the file back would double it
             self._write(payload, {}, lambda draft: self._link(draft, None), self._sync)
         files.remove(taken)
+        self._spool.ring(self.number)  # who looks may only look, and a taker may have looked while it was in tmp/
         return True
 
     def _foreign_payload(self, file: str, content: bytes) -> str:
