@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import NOBODY, Relay, as_root, new_key, number, until
 
-from pagermcp.spool import Mailbox, Spool
+from pagermcp.spool import Janitor, Mailbox, Spool
 from pagermcp.spool.page import now, page_line
+from pagermcp.waking import Switchboard
 
 
 @pytest.fixture
@@ -187,6 +188,16 @@ def test_a_page_moved_in_wakes_the_reader(relay: Relay, key: str, tmp_path: Path
     (tmp_path / "page.json").write_text('{"from":"mv"}')
     subprocess.run(["mv", tmp_path / "page.json", relay.new(key)], check=True)
     assert waiting.result(10).json()["from"] == "mv"
+
+
+def test_who_only_looks_and_takes_a_file_in_rings_those_who_looked_meanwhile(spool: Spool, mailbox: Mailbox) -> None:
+    switchboard = Switchboard()
+    Janitor(spool, switchboard.ring, switchboard.waiting)
+    taker = switchboard.enter(mailbox.number)
+    bring(spool, mailbox, "page.json", "{}")
+    taker.about_to_look()  # and another thread is about to take the file in, so it finds nothing
+    mailbox.look()
+    assert taker.rung
 
 
 def test_a_page_copied_in_wakes_the_reader_when_it_is_whole(relay: Relay, key: str) -> None:

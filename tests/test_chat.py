@@ -65,6 +65,18 @@ def test_clearing_takes_two_clicks_and_the_archive_has_it_then(relay: Relay, pag
     expect(page.locator("#log .body")).to_have_text("two")
 
 
+def test_going_to_the_archive_and_back_again_and_again_leaves_no_request_waiting(relay: Relay, page: Page) -> None:
+    page.goto(f"{relay.url}/chat")
+    for _ in range(7):  # a browser has six connections
+        page.click("#view")
+        expect(page.locator("#state")).to_have_text("The archive")
+        with page.expect_request("**/messages?since=*"):
+            page.click("#view")
+    page.fill("#body", "goes through")
+    page.press("#body", "Enter")
+    expect(page.locator("#log .body")).to_have_text("goes through")
+
+
 def test_what_others_clear_goes_from_the_page(relay: Relay, page: Page) -> None:
     talk = Talk(relay)
     talk.say("a", "one")

@@ -62,6 +62,15 @@ def state_of(page: Page, id: str) -> Locator:
     return card(page, id).locator(".state.end")
 
 
+def change(page: Page, relay: Relay, **constants: int) -> None:
+    """Open the inbox with other values for these constants of its script."""
+    source = relay.get("/static/inbox.js").text
+    for name, value in constants.items():
+        source, times = re.subn(f"const {name} = [0-9]+", f"const {name} = {value}", source)
+        assert times == 1
+    page.route("**/inbox.js", lambda route: route.fulfill(body=source, content_type="text/javascript"))
+
+
 def dead(relay: Relay, key: str) -> str:
     id: str = relay.notify(key, json={"JOB_ID": "poison", "status": "failed"}).json()["id"]
     for attempt in range(1, 6):
@@ -218,13 +227,7 @@ def test_a_page_that_has_moved_on_meanwhile_is_shown_as_it_is_with_the_reason(
 def test_a_page_that_is_too_old_for_the_latest_portion_is_followed_when_something_is_done_with_it(
     relay: Relay, page: Page, key: str
 ) -> None:
-    def two_at_once(route: Any) -> None:
-        source = relay.get("/static/inbox.js").text
-        fewer = re.sub("const (MOST|PORTION) = [0-9]+", r"const \1 = 2", source)
-        assert fewer != source
-        route.fulfill(body=fewer, content_type="text/javascript")
-
-    page.route("**/inbox.js", two_at_once)
+    change(page, relay, MOST=2, PORTION=2)
     id = relay.notify(key, json={"JOB_ID": "first"}).json()["id"]
     enter(page, relay, key)
     for count in (2, 3, 4):
@@ -232,6 +235,13 @@ def test_a_page_that_is_too_old_for_the_latest_portion_is_followed_when_somethin
         expect(cards(page)).to_have_count(count)
     card(page, id).get_by_role("button", name="Acknowledge").click()
     expect(state_of(page, id)).to_have_text("archived")
+
+
+def test_a_relay_that_does_not_answer_is_said_to_be_one(relay: Relay, page: Page, key: str) -> None:
+    change(page, relay, PATIENCE_MS=500)
+    page.route("**/mailbox?wait=*", lambda route: None)
+    enter(page, relay, key)
+    expect(page.locator("#trouble")).to_have_text("The relay does not answer. Trying again.")
 
 
 def test_a_test_page_can_be_sent_and_says_whether_somebody_waited(relay: Relay, page: Page, key: str) -> None:
@@ -455,6 +465,26 @@ def test_the_longer_the_relay_takes_to_show_pages_the_less_often_it_is_asked(
             break
     first, second, third = page.evaluate("asked")
     assert min(second - first, third - second) > 5 * 500
+
+
+def test_one_list_that_took_long_keeps_new_pages_away_no_longer_than_a_relay_that_was_gone(
+    relay: Relay, page: Page, key: str
+) -> None:
+    change(page, relay, LONGEST_PAUSE_MS=500)
+    page.add_init_script("""
+        const plain = fetch;
+        let first = true;
+        window.fetch = async (path, options) => {
+          if (first && path.startsWith("pages?")) {
+            first = false;
+            await new Promise((resolve) => setTimeout(resolve, 3000));
+          }
+          return plain(path, options);
+        };
+    """)
+    enter(page, relay, key)
+    relay.notify(key)
+    expect(cards(page)).to_have_count(1)  # within 5 s, and not 12
 
 
 def test_it_works_over_plain_http_by_another_name_than_localhost(relay: Relay, page: Page, key: str) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from conftest import new_key, number
 
 from pagermcp import files
-from pagermcp.spool import Mailbox, MailboxFull, Options, Spool, send
+from pagermcp.spool import Janitor, Mailbox, MailboxFull, Options, Spool, send
 from pagermcp.spool.page import now, page_line
 from pagermcp.spool.tally import Tally
 
@@ -127,6 +128,51 @@ def test_a_folder_for_leases_is_there_whenever_a_page_waits(small: Spool, box: M
         box.acknowledge(page.name)
         Path(small.path("new", box.number)).rmdir()  # as the janitor does with both when they are empty
         leased.rmdir()
+
+
+def test_a_folder_for_leases_that_the_janitor_has_removed_alone_is_made_before_the_next_page_waits(
+    small: Spool, box: Mailbox
+) -> None:
+    leased = small.path("leased", box.number)
+    for _ in range(2):
+        box.deliver("{}")
+        page = box.claim(60)
+        assert page is not None
+        box.acknowledge(page.name)
+    an_hour_ago = time.time() - 3600
+    os.utime(leased, (an_hour_ago, an_hour_ago))
+    Janitor(small, lambda number: None, lambda number: 0).tidy()
+    assert not os.path.exists(leased)
+    assert box.exists
+    box.deliver("{}")
+    assert os.path.isdir(leased)  # on a full disk nobody could make it, and the page could not be taken
+
+
+def test_the_sender_is_told_of_his_page_also_when_a_reader_has_it_before_it_is_durable(
+    small: Spool, box: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.deliver("{}")
+    box.claim(60)
+    sync = files.sync_directory
+
+    def while_it_syncs(path: str) -> None:
+        if path == small.path("new", box.number):
+            box.claim(60)
+        sync(path)
+
+    monkeypatch.setattr(files, "sync_directory", while_it_syncs)
+    assert send(small, box, "{}", Options()).queued == 1
+
+
+def test_a_page_that_came_unseen_makes_it_count_again_when_it_is_taken(tmp_path: Path) -> None:
+    spool = Spool(str(tmp_path / "spool"))
+    box = spool.mailbox(number(new_key()))
+    box.deliver("{}")
+    box.deliver("{}")
+    box._tally.waiting -= 1  # as if another process had linked one in the moment between two looks
+    for _ in range(2):
+        assert box.claim(60)
+    assert send(spool, box, "{}", Options()).queued == 1
 
 
 @pytest.mark.parametrize(

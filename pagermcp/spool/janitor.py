@@ -72,7 +72,7 @@ class Janitor:
         self._left_alone: set[str] = set()  # mailboxes that could not be tidied, of which it was said
         self._relief = threading.Lock()
         spool.make_room = self.make_room
-        spool.waiting = waiting
+        spool.waiting, spool.ring = waiting, ring
         self._stopped = threading.Event()
         self._walked_at = self._walk_offset = 0.0  # wall time of the last walk, and its difference to the monotonic
         self._walk_due = self._deletion_due = self._forget_due = 0.0  # monotonic

@@ -274,7 +274,7 @@ class Mailbox:
 
     def queued_at_last(self) -> int:
         """The same as it was when this process delivered last, with that page. Asks no disk."""
-        return self._tally.waiting
+        return self._tally.waiting_at_last
 
     def waiting(self) -> list[Page]:
         """All waiting pages, oldest first; takes nothing. Raises OSError."""
@@ -672,6 +672,7 @@ class Mailbox:
         with contextlib.suppress(DeliveredMaybe):  # then a reader has it, and putting the file back would double it
             self._write(payload, {}, lambda draft: self._link(draft, None), self._sync)
         files.remove(taken)
+        self._spool.ring(self.number)  # who looks may only look, and a taker may have looked while it was in tmp/
         return True
 
     def _foreign_payload(self, file: str, content: bytes) -> str:

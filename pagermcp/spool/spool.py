@@ -111,6 +111,7 @@ class Spool:
         self.pressed = threading.Event()  # the disk gets full: the janitor should look
         self.make_room: Callable[[], None] = lambda: None  # what the janitor does about it
         self.waiting: Callable[[str], int] = lambda number: 0  # who waits for a number
+        self.ring: Callable[[str], None] = lambda number: None  # wakes who does: a page waits
         self.clock = clock or Clock()
         self.agenda = Agenda()
         self._min_free_bytes, self._min_free_inodes = min_free_bytes, min_free_inodes

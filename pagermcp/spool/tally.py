@@ -17,6 +17,7 @@ class Tally:
 
     def __init__(self, new: str, leased: str, exact: bool) -> None:
         self.waiting = self.leased = 0
+        self.waiting_at_last = 0  # when this process linked a page last, with that one
         self.can_lease = False  # leased/ is there
         self._new, self._leased, self._exact = new, leased, exact
         self._mtime: int | None = None
@@ -26,6 +27,8 @@ class Tally:
         """Count again if new/ is not as it was."""
         if self._noted > _NOTED_BEFORE_A_NEW_COUNT or not self.unchanged():
             self.count()
+        elif not self.waiting:  # only then may somebody remove leased/, of which new/ shows nothing
+            self.can_lease = os.path.isdir(self._leased)
 
     def count(self) -> None:
         self._mtime = self._mtime_now()
@@ -41,14 +44,16 @@ class Tally:
     def add(self, unchanged: bool) -> None:
         """This process has linked a page into new/, which until then was unchanged or not."""
         self.waiting += 1
+        self.waiting_at_last = self.waiting
         self._note(unchanged)
 
     def take(self, unchanged: bool) -> None:
         """This process has moved a page from new/ to leased/."""
-        if unchanged:
+        known = unchanged and self.waiting > 0  # or else one has come unseen
+        if known:
             self.waiting -= 1
             self.leased += 1
-        self._note(unchanged)
+        self._note(known)
 
     def _note(self, unchanged: bool) -> None:
         self._noted += 1

@@ -15,6 +15,7 @@ let last = 0; // the id of the latest message that was shown
 let archive = false;
 let away = false; // the last question to the log had no answer
 let turn = 0; // rises with each change of view, so that answers to earlier questions are dropped
+let controller = new AbortController(); // of the question to the log
 
 const room = (path, options) => ask(`api/${path}`, { key, ...options });
 
@@ -53,6 +54,7 @@ function show(messages) {
 
 async function follow() {
   const mine = ++turn;
+  controller.abort(); // or else each change of view would keep one of the browser's six connections waiting
   log.replaceChildren();
   last = 0;
   let pause = 1000;
@@ -60,7 +62,7 @@ async function follow() {
   while (mine === turn) {
     const latest = archive ? `archived=1&limit=${SHOWN}` : `limit=${SHOWN}`;
     const query = begun ? `since=${last}&wait=${document.hidden ? 0 : WAIT_SECONDS}` : latest;
-    const asking = whileShown();
+    const asking = (controller = whileShown());
     try {
       const { messages } = await room(`messages?${query}`, { signal: asking.signal });
       if (mine !== turn) return;

@@ -47,7 +47,10 @@ async function follow() {
     const asking = (controller = whileShown());
     const { signal } = asking;
     let late = false;
-    const impatient = setTimeout(() => asking.abort((late = true)), PATIENCE_MS);
+    const impatient = setTimeout(() => {
+      late = true;
+      asking.abort(); // with no reason: what is given as one would be thrown in place of the AbortError
+    }, PATIENCE_MS);
     try {
       const told = await relay(mark && !document.hidden ? `mailbox?wait=${WAIT_SECONDS}&mark=${mark}` : "mailbox", { signal });
       if (mine !== polling) return;
@@ -57,7 +60,8 @@ async function follow() {
       mark = told.mark;
       pause = 1000;
       fine();
-      await rest(document.hidden ? HIDDEN_MS : Math.max(GATHER_MS, BREATHS * (performance.now() - asked)));
+      const breath = Math.min(LONGEST_PAUSE_MS, BREATHS * (performance.now() - asked));
+      await rest(document.hidden ? HIDDEN_MS : Math.max(GATHER_MS, breath));
     } catch (error) {
       if (mine !== polling) return;
       if (error.name === "AbortError" && !late) continue; // it was hidden
