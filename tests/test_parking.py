@@ -359,6 +359,20 @@ def test_head_does_not_wait(relay: Relay, key: str, path: str) -> None:
     assert relay.waiters(key) == 0
 
 
+def test_a_body_is_not_kept_while_its_request_waits(relay: Relay, key: str) -> None:
+    relay.get("/version")
+    baseline = relay.descriptors()
+    with raw.many(relay, 20) as waiters:
+        for one in waiters:  # more than waitress keeps in memory, so in a file
+            one.ask("GET", "/wait?timeout=60", key, b"x" * 600_000)
+        until(lambda: relay.waiters(key) == 20)
+        until(lambda: relay.descriptors() <= baseline + 20)
+        ids = notified(relay, [key] * 20)
+        assert sorted(id for answer in raw.answers(waiters) for id in taken(answer)) == ids
+        waiters[0].ask("GET", "/version")
+        assert waiters[0].answer().status == 200
+
+
 def test_what_a_wait_acknowledges_first_it_does_not_acknowledge_again(relay: Relay, key: str) -> None:
     notified(relay, [key])
     handle = relay.lease(key)[0]["handle"]

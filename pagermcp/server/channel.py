@@ -231,6 +231,8 @@ class Channel(HTTPChannel):
     def _park(self, task: Task, waiter: Waiter) -> None:
         headers = task.request.headers  # of which only this is needed for the answer
         task.request.headers = {name: headers[name] for name in ("CONNECTION",) if name in headers}
+        task.request.close()  # its body has been read, if anybody wanted it: half a megabyte, and beyond that a file
+        task.request.body_rcv = None
         self._parked = task, waiter
         self._arm(waiter)
 
