@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import statistics
 import threading
 import time
@@ -371,6 +372,22 @@ def test_a_body_is_not_kept_while_its_request_waits(relay: Relay, key: str) -> N
         assert sorted(id for answer in raw.answers(waiters) for id in taken(answer)) == ids
         waiters[0].ask("GET", "/version")
         assert waiters[0].answer().status == 200
+
+
+def test_of_a_body_behind_a_wait_little_is_read_until_the_wait_is_over(relay: Relay, key: str) -> None:
+    relay.get("/version")
+    baseline = relay.descriptors()
+    with raw.many(relay, 10) as waiters, concurrent.futures.ThreadPoolExecutor(10) as senders:
+        for one in waiters:
+            one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+        all_wait(relay, key, waiters)
+        large = raw.request("POST", "/notify", key, b"x" * 1_000_000)
+        sent = [senders.submit(one.send, large) for one in waiters]
+        assert not concurrent.futures.wait(sent, timeout=1).done
+        assert relay.descriptors() <= baseline + 10
+        ids = notified(relay, [key] * 10)
+        assert sorted(id for answer in raw.answers(waiters) for id in taken(answer)) == ids
+        assert [answer.error for answer in raw.answers(waiters)] == [(413, "too_large")] * 10
 
 
 def test_what_a_wait_acknowledges_first_it_does_not_acknowledge_again(relay: Relay, key: str) -> None:

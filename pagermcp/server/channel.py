@@ -38,6 +38,7 @@ BODY_SLACK = 1 << 20
 _HANGUP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _LINGER_SECONDS = 2.0
 _FORGET_BYTES = 1 << 18
+_MOST_BEHIND = 1 << 16  # bytes of a body that comes while another request is under way, perhaps for ever
 _FEWEST_BYTES = 15_000  # of a request, between two looks at it, which are 30 s apart
 _RETRY_SECONDS = 5
 
@@ -300,8 +301,10 @@ class Channel(HTTPChannel):
     # Events, in the main thread
 
     def readable(self) -> bool:
+        coming = self.request  # read once: a thread may ask this, too
+        much = coming is not None and coming.body_bytes_received > _MOST_BEHIND and bool(self.requests)
         many = len(self.requests) > self.adj.channel_request_lookahead
-        return not (many or self.writable())
+        return not (much or many or self.writable())
 
     def writable(self) -> bool:
         """While a thread sends, it is that thread which says when something is left: a client may answer before it
