@@ -32,8 +32,10 @@ from pagermcp.web.errors import error_body
 if TYPE_CHECKING:
     from pagermcp.server.listener import Listener
 
-BODY_SLACK = 1 << 20
-"""Bodies up to this many bytes over the limit are read, so that the 413 can say their size."""
+BODY_SLACK = 7 << 16
+"""Bodies up to this many bytes over the limit are read, so that the 413 can say their size. With the default limit that
+is half a megabyte, beyond which waitress puts a body into a file: many that stop half-way would take all descriptors.
+"""
 
 _HANGUP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _LINGER_SECONDS = 2.0
