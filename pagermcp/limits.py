@@ -11,6 +11,7 @@ from pagermcp.origins import Origins
 from pagermcp.settings import Settings
 
 _HOUR = 3600.0
+_ROUNDING = 0.001
 _SWEEP = 1000
 
 
@@ -33,8 +34,8 @@ class Bucket:
         now = time.monotonic()
         with self._lock:
             full_at = max(self._full_at.get(who, 0), now) + self._seconds_each
-            if full_at - now > _HOUR:
-                return full_at - now - _HOUR
+            if (wait := full_at - now - _HOUR) > _ROUNDING:
+                return wait
             self._full_at[who] = full_at
             if len(self._full_at) > self._sweep_at:
                 self._full_at = {one: at for one, at in self._full_at.items() if at > now}

@@ -2,6 +2,7 @@
 the Dockerfile. docs/operate.md says how the image itself was built and tried."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -20,6 +21,8 @@ import requests
 import yaml
 from conftest import REPOSITORY, Relay, as_root, clean_environment, missing, new_key, require, until
 from middle import somebody
+
+from pagermcp.settings import Settings
 
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
 PACKAGES = sysconfig.get_path("purelib")
@@ -326,6 +329,13 @@ def test_compose_publishes_nothing_and_compose_local_only_on_loopback() -> None:
     assert service["volumes"] == ["${PAGERMCP_DATA:-pages}:/data:z"]
     assert (service["read_only"], service["tmpfs"], service["cap_drop"]) == (True, ["/tmp"], ["ALL"])
     assert compose("compose.local.yml")["ports"] == ["127.0.0.1:${PORT:-8080}:8080"]
+
+
+def test_compose_passes_every_setting_on_but_those_that_the_image_decides() -> None:
+    settings = [field.metadata["variable"] for field in dataclasses.fields(Settings)]
+    assert compose("compose.yml")["environment"] == [
+        name for name in settings if name not in ("HOST", "PORT", "DATA_DIR", "PAGERMCP_BUILD")
+    ]
 
 
 def test_a_build_in_ci_pushes_the_commit_and_latest_once_it_is_healthy_and_calls_the_hook(tmp_path: Path) -> None:

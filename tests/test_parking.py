@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import statistics
 import threading
 import time
@@ -357,6 +358,47 @@ def test_head_does_not_wait(relay: Relay, key: str, path: str) -> None:
         client.ask("HEAD", path.format(key=key), key, Connection="close")
         assert client.rest().startswith(b"HTTP/1.1 405 ")
     assert relay.waiters(key) == 0
+
+
+def test_a_body_is_not_kept_while_its_request_waits(start_relay: Callable[..., Relay], key: str) -> None:
+    relay = start_relay(MAX_MESSAGE_BYTES=1 << 20)
+    relay.get("/version")
+    baseline = relay.descriptors()
+    with raw.many(relay, 20) as waiters:
+        for one in waiters:  # more than waitress keeps in memory, so in a file
+            one.ask("GET", "/wait?timeout=60", key, b"x" * 600_000)
+        until(lambda: relay.waiters(key) == 20)
+        until(lambda: relay.descriptors() <= baseline + 20)
+        ids = notified(relay, [key] * 20)
+        assert sorted(id for answer in raw.answers(waiters) for id in taken(answer)) == ids
+        waiters[0].ask("GET", "/version")
+        assert waiters[0].answer().status == 200
+
+
+def test_a_body_that_would_take_a_file_is_refused_before_it_has_come(relay: Relay, key: str) -> None:
+    with raw.many(relay, 20) as stalled:
+        for one in stalled:
+            one.send(raw.request("POST", "/notify", key, b"x" * 600_000)[:300_000])
+        assert [answer.error for answer in raw.answers(stalled, 10)] == [(413, "too_large")] * 20
+
+
+def test_of_a_body_behind_a_wait_little_is_read_until_the_wait_is_over(
+    start_relay: Callable[..., Relay], key: str
+) -> None:
+    relay = start_relay(MAX_MESSAGE_BYTES=1 << 20)
+    relay.get("/version")
+    baseline = relay.descriptors()
+    with raw.many(relay, 10) as waiters, concurrent.futures.ThreadPoolExecutor(10) as senders:
+        for one in waiters:
+            one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+        all_wait(relay, key, waiters)
+        large = raw.request("POST", "/notify", key, b"x" * 1_000_000)
+        sent = [senders.submit(one.send, large) for one in waiters]
+        assert not concurrent.futures.wait(sent, timeout=1).done
+        assert relay.descriptors() <= baseline + 10
+        ids = notified(relay, [key] * 10)
+        assert sorted(id for answer in raw.answers(waiters) for id in taken(answer)) == ids
+        assert [answer.status for answer in raw.answers(waiters)] == [202] * 10
 
 
 def test_what_a_wait_acknowledges_first_it_does_not_acknowledge_again(relay: Relay, key: str) -> None:

@@ -939,6 +939,6 @@ def test_the_commands_of_the_documentation_work(relay: Relay, client: Client) ->
     assert len(list(Path(new.root).glob("new/*/*.json"))) == 1
     assert not list(relay.spool.glob(f"new/{client.number}/*.json"))
     (line,) = re.findall(r"^```crontab\n(.*?)\n```", text, re.MULTILINE)
-    command = line.split(" ", 5)[5].replace("/var/lib/pagermcp", str(relay.spool))
+    command = line.split(" ", 5)[5].replace("/var/lib/pagermcp", str(relay.spool)).replace("/opt/pagermcp/bin/", "")
     done = subprocess.run(["sh", "-c", command], env=client.environment | path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

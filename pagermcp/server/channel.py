@@ -32,12 +32,15 @@ from pagermcp.web.errors import error_body
 if TYPE_CHECKING:
     from pagermcp.server.listener import Listener
 
-BODY_SLACK = 1 << 20
-"""Bodies up to this many bytes over the limit are read, so that the 413 can say their size."""
+BODY_SLACK = 7 << 16
+"""Bodies up to this many bytes over the limit are read, so that the 413 can say their size. With the default limit that
+is half a megabyte, beyond which waitress puts a body into a file: many that stop half-way would take all descriptors.
+"""
 
 _HANGUP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _LINGER_SECONDS = 2.0
 _FORGET_BYTES = 1 << 18
+_MOST_BEHIND = 1 << 16  # bytes of a body that comes while another request is under way, perhaps for ever
 _FEWEST_BYTES = 15_000  # of a request, between two looks at it, which are 30 s apart
 _RETRY_SECONDS = 5
 
@@ -231,6 +234,8 @@ class Channel(HTTPChannel):
     def _park(self, task: Task, waiter: Waiter) -> None:
         headers = task.request.headers  # of which only this is needed for the answer
         task.request.headers = {name: headers[name] for name in ("CONNECTION",) if name in headers}
+        task.request.close()  # its body has been read, if anybody wanted it: half a megabyte, and beyond that a file
+        task.request.body_rcv = None
         self._parked = task, waiter
         self._arm(waiter)
 
@@ -298,8 +303,10 @@ class Channel(HTTPChannel):
     # Events, in the main thread
 
     def readable(self) -> bool:
+        coming = self.request  # read once: a thread may ask this, too
+        much = coming is not None and coming.body_bytes_received > _MOST_BEHIND and bool(self.requests)
         many = len(self.requests) > self.adj.channel_request_lookahead
-        return not (many or self.writable())
+        return not (much or many or self.writable())
 
     def writable(self) -> bool:
         """While a thread sends, it is that thread which says when something is left: a client may answer before it
