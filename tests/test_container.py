@@ -160,10 +160,12 @@ def test_root_gives_the_spool_to_pager_uid_and_serves_without_any_rights(
 @as_root
 def test_what_is_in_a_folder_that_is_no_spool_is_given_to_nobody(container: Container) -> None:
     (container.data / "thesis.tex").touch()
+    before = container.data.stat().st_uid
     code, _, errors = container.run("0:0", PAGER_UID=OWNER)
-    assert code == 1
-    assert "/mnt/data is no spool" in errors
+    assert code == 2
+    assert "it is no spool (it has no FORMAT) and not empty" in errors
     assert (container.data / "thesis.tex").stat().st_uid == 0
+    assert container.data.stat().st_uid == before
 
 
 @as_root

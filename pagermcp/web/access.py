@@ -74,6 +74,7 @@ def begin(mailbox: Mailbox) -> Mailbox:
     if mailbox.exists:
         return mailbox
     relay, client = services(), origin()
+    relay.spool.check_room()  # first: while the disk is away no mailbox seems to be there, and nobody is to pay for that
     if client is not None and (wait := relay.limits.new_mailboxes.take(client)):
         most = relay.settings.new_mailboxes_per_hour
         message = f"your address has made more mailboxes than the {most} an hour that it may make"
@@ -83,7 +84,6 @@ def begin(mailbox: Mailbox) -> Mailbox:
         message = f"there are {relay.settings.max_mailboxes} mailboxes here, which is as many as may be"
         hint = "use one that is there; the operator may allow more, with PAGERMCP_MAX_MAILBOXES"
         raise Refused(507, "too_many_mailboxes", message, hint, retry_after=3600)
-    relay.spool.check_room()
     mailbox.make()
     return mailbox
 
