@@ -74,7 +74,7 @@ def begin(mailbox: Mailbox) -> Mailbox:
     if mailbox.exists:
         return mailbox
     relay, client = services(), origin()
-    relay.spool.check_room()  # first: while the disk is away no mailbox seems to be there, and nobody is to pay for that
+    relay.spool.check_room()  # first: while the disk is away no mailbox seems to be there, which costs nobody tokens
     if client is not None and (wait := relay.limits.new_mailboxes.take(client)):
         most = relay.settings.new_mailboxes_per_hour
         message = f"your address has made more mailboxes than the {most} an hour that it may make"
