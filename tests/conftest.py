@@ -30,6 +30,16 @@ NOBODY = 65534
 RELAY_IMPORTS = "import encodings.idna, pagermcp.server; from pagermcp.cli import main"  # before it may read nothing
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else, or give files away")
 
+_LONG = (  # a minute or so, though some have few tests
+    "test_bench",
+    "test_kill",
+    "test_long_waits",
+    "test_proxies",
+    "test_slow_clients",
+    "test_soak",
+    "test_systemd",
+    "test_workers",
+)
 _SETTINGS = (
     "MODE",
     "HOST",
@@ -46,6 +56,11 @@ _SETTINGS = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", type=float, default=8, help="seconds that the soak lasts (default 8)")
     parser.addoption("--kills", type=int, default=50, help="how often the relay is killed under load (default 50)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first: what begins late is waited for by all."""
+    items.sort(key=lambda item: item.path.stem not in _LONG)
 
 
 @pytest.hookimpl(wrapper=True)
