@@ -314,7 +314,7 @@ def test_a_hidden_tab_asks_for_nothing_until_it_is_shown(relay: Relay, open_page
     open_page.wait_for_timeout(6000)  # longer than between two looks
     assert asked == []
     hide(open_page, False)
-    open_page.wait_for_function("document.getElementById('rate-said').textContent.startsWith('1 in')", timeout=2000)
+    expect(open_page.locator("#rate-said")).to_contain_text("1 in the last hour", timeout=2000)
 
 
 def test_the_page_is_accessible_and_fits(relay: Relay, open_page: Page) -> None:
