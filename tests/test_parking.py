@@ -392,7 +392,9 @@ def test_of_a_body_behind_a_wait_little_is_read_until_the_wait_is_over(
         for one in waiters:
             one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
         all_wait(relay, key, waiters)
-        large = raw.request("POST", "/notify", key, b"x" * 1_000_000)
+        large = raw.request(
+            "POST", "/notify", new_key(), b"x" * 1_000_000
+        )  # to another: the waiters would take them, too
         sent = [senders.submit(one.send, large) for one in waiters]
         assert not concurrent.futures.wait(sent, timeout=1).done
         assert relay.descriptors() <= baseline + 10
