@@ -19,7 +19,9 @@ ALLOWANCE_SECONDS = 2.0  # for a machine that does other things, too
 
 STUCK_DISK = """
 import os, threading
+from pagermcp import aio
 from pagermcp.spool import Janitor
+aio.fsync = lambda files: None  # so that they are synced one by one
 fsync, stop, pause = os.fsync, Janitor.stop, threading.Event()
 os.fsync = lambda file: (pause.wait(1.5), fsync(file))[1]
 Janitor.stop = lambda janitor: (stop(janitor), pause.wait(4))[0]  # the process lives on for as long

@@ -121,8 +121,10 @@ def test_a_draft_that_could_not_be_synced_leaves_no_file_and_no_descriptor(
 
     monkeypatch.setattr(os, "fsync", fail)
     opened = len(os.listdir("/proc/self/fd")) if nameless else 0
+    draft = files.Draft(str(tmp_path / "draft"), b"page", 0o600, nameless)
     with pytest.raises(OSError, match="Input/output"):
-        files.Draft(str(tmp_path / "draft"), b"page", 0o600, nameless)
+        draft.sync()
+    draft.discard()
     assert list(tmp_path.iterdir()) == []
     assert not nameless or len(os.listdir("/proc/self/fd")) == opened
 

@@ -135,7 +135,7 @@ def test_a_key_that_was_left_pending_before_the_page_was_delivered_delivers_it(
     box = number(new_key())
     mailbox = spool.mailbox(box)
     with monkeypatch.context() as patch:
-        patch.setattr(type(mailbox), "deliver", _killed)
+        patch.setattr(type(mailbox), "delivering", _killed)
         with pytest.raises(KeyboardInterrupt):
             once(spool, box)
     (pending,) = os.listdir(spool.path("keys", box))
@@ -223,7 +223,7 @@ def test_what_could_not_be_delivered_leaves_its_key_free(tmp_path: Path) -> None
 def test_another_body_for_a_pending_key_is_refused_too(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     box = number(new_key())
     with monkeypatch.context() as patch:
-        patch.setattr(type(spool.mailbox(box)), "deliver", _killed)
+        patch.setattr(type(spool.mailbox(box)), "delivering", _killed)
         with pytest.raises(KeyboardInterrupt):
             once(spool, box)
     with pytest.raises(KeyReused):

@@ -66,6 +66,16 @@ def test_with_64_descriptors_it_says_so_and_loses_nothing(start_relay: Callable[
     assert connections_at_most(relay) in DOZEN
 
 
+def test_posts_that_wait_for_the_disk_leave_descriptors_for_others(start_relay: Callable[..., Relay], key: str) -> None:
+    """Each has two files open; 200 at a time would need 400."""
+    relay = start_relay(prefix=with_descriptors(320), MAX_MESSAGES_PER_MAILBOX=1000)
+    with raw.many(relay, 200) as clients:
+        for client in clients:
+            client.ask("POST", "/notify", key, b"hello")
+        assert {answer.status for answer in raw.answers(clients)} == {202}
+    assert len(relay.lease(key, "max=100&lease=60")) == 100
+
+
 def test_with_too_few_to_work_it_does_not_start(tmp_path: Path) -> None:
     run = subprocess.run(
         [*with_descriptors(40), sys.executable, "-m", "pagermcp"],

@@ -25,6 +25,8 @@ from raw import Ended, Raw
 FEW_THREADS = 40
 SLOW_DISK = """
 import os, threading
+from pagermcp import aio
+aio.fsync = lambda files: None  # so that they are synced one by one
 fsync, pause = os.fsync, threading.Event()
 os.fsync = lambda file: (pause.wait(0.1), fsync(file))[1]
 """
@@ -224,6 +226,20 @@ def test_one_who_goes_with_requests_behind_his_wait_is_noticed(relay: Relay, key
         all_wait(relay, key, [next])
         (id,) = notified(relay, [key])
         assert taken(next.answer()) == [id]
+
+
+@pytest.mark.parametrize("how", raw.HOWS)
+def test_a_page_whose_sender_goes_while_it_is_made_durable_wakes_its_reader(
+    start_relay: Callable[..., Relay], key: str, how: str
+) -> None:
+    relay = start_relay(prelude=SLOW_DISK)
+    with Raw(relay) as reader, Raw(relay) as sender:
+        all_wait(relay, key, [reader])
+        sender.ask("POST", "/notify", key, b"hello")
+        until(lambda: list((relay.spool / "new" / number(key)).iterdir()))  # it is linked, and its folder is not synced
+        sender.go(how)
+        assert len(taken(reader.answer())) == 1
+    until(lambda: relay.archived(key))
 
 
 def test_who_stays_among_many_who_go_at_once_gets_a_page(relay: Relay, key: str) -> None:

@@ -316,7 +316,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, function: str, times: int = 1) -> N
     monkeypatch.setattr(files, function, fail)
 
 
-@pytest.mark.parametrize(("function", "times"), [("Draft", 1), ("write", 1), ("replace", 1), ("sync_directory", 2)])
+@pytest.mark.parametrize(("function", "times"), [("Draft", 1), ("write", 1), ("replace", 1), ("directory_synced", 2)])
 def test_an_extension_that_fails_at_any_step_leaves_one_switch_in_force(
     spool: Spool, monkeypatch: pytest.MonkeyPatch, function: str, times: int
 ) -> None:

@@ -361,12 +361,12 @@ def test_a_restart_under_a_flow_of_posts_refuses_no_connection_and_loses_no_page
 HELD_UP_IN_POSTS = """
 import sys, threading
 from pagermcp.spool.mailbox import Mailbox
-deliver = Mailbox.deliver
+delivering = Mailbox.delivering
 def slow(*arguments, **options):
     print("a post is held up", file=sys.stderr, flush=True)
     threading.Event().wait(1.5)
-    return deliver(*arguments, **options)
-Mailbox.deliver = slow
+    return delivering(*arguments, **options)
+Mailbox.delivering = slow
 """
 
 

@@ -12,6 +12,7 @@ import pytest
 from conftest import new_key, number
 
 from pagermcp import files
+from pagermcp.commit import Steps
 from pagermcp.spool import Janitor, Mailbox, MailboxFull, Options, Spool, send
 from pagermcp.spool.page import now, page_line
 from pagermcp.spool.tally import Tally
@@ -153,14 +154,14 @@ def test_the_sender_is_told_of_his_page_also_when_a_reader_has_it_before_it_is_d
 ) -> None:
     box.deliver("{}")
     box.claim(60)
-    sync = files.sync_directory
+    sync = files.directory_synced
 
-    def while_it_syncs(path: str) -> None:
+    def while_it_syncs(path: str) -> Steps[None]:
         if path == small.path("new", box.number):
             box.claim(60)
-        sync(path)
+        return sync(path)
 
-    monkeypatch.setattr(files, "sync_directory", while_it_syncs)
+    monkeypatch.setattr(files, "directory_synced", while_it_syncs)
     assert send(small, box, "{}", Options()).queued == 1
 
 

@@ -654,8 +654,8 @@ def test_a_folder_that_another_process_may_have_made_anew_is_made_durable_again(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    sync = files.sync_directory
-    monkeypatch.setattr(files, "sync_directory", lambda path: (synced.append(path), sync(path)))
+    sync = files.directory_synced
+    monkeypatch.setattr(files, "directory_synced", lambda path: (synced.append(path), sync(path))[1])
     box = spool.mailbox(number(new_key()))
     box.deliver("{}")
     box.deliver("{}")
@@ -670,8 +670,8 @@ def test_one_sync_makes_all_mailboxes_durable_that_were_made_before_it(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    sync = files.sync_directory
-    monkeypatch.setattr(files, "sync_directory", lambda path: (synced.append(path), sync(path)))
+    sync = files.directory_synced
+    monkeypatch.setattr(files, "directory_synced", lambda path: (synced.append(path), sync(path))[1])
     first, second, late = (spool.mailbox(number(new_key())) for _ in range(3))
     first.make()
     second.make()

@@ -143,6 +143,7 @@ class Intake:
         folder = os.path.dirname(path)
         draft = self._spool.draft(content)
         try:
+            draft.sync()
             self._make(folder)
             if not os.path.isdir(folder):  # it was empty, and the janitor has just removed it
                 self._made = self._tops.copy()

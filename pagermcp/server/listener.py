@@ -1,5 +1,6 @@
 """A listening socket: takes connections up to a limit, and tells those beyond it to come again."""
 
+import contextlib
 import errno
 import http
 import logging
@@ -114,7 +115,12 @@ class Listener(TcpWSGIServer):
 
 
 def listen(
-    application: Callable[..., Any], adjustments: Any, pool: Any, sockets: dict[int, Any], limit: Limit
+    application: Callable[..., Any],
+    adjustments: Any,
+    pool: Any,
+    sockets: dict[int, Any],
+    limit: Limit,
+    turn: contextlib.AbstractContextManager[None],
 ) -> list[Listener]:
     """Listen on every socket of `adjustments.sockets`, or else at every address of its `listen`. Raises OSError."""
     ready = [(one, (one.family, one.type, one.proto, one.getsockname())) for one in adjustments.sockets]
@@ -124,7 +130,7 @@ def listen(
         )
         for bound, at in ready or [(None, at) for at in adjustments.listen]
     ]
-    loop = Loop(sockets, listeners[0].trigger.pull_trigger)
+    loop = Loop(sockets, listeners[0].trigger.pull_trigger, turn)
     limit.begin()
     for listener in listeners:
         listener.loop, listener.limit = loop, limit

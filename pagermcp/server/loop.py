@@ -6,13 +6,13 @@ them that was 63 posts/s where asking only the changed ones did 600 (notes/spool
 
 import collections
 import heapq
-import itertools
 import logging
 import math
 import select
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from waitress import wasyncore
@@ -22,6 +22,7 @@ log = logging.getLogger("pagermcp")
 _NOTHING = -1
 _LONGEST_TURN_SECONDS = 1.0  # for what goes by the time of day in waitress
 _STALE_DEADLINES = 100
+_AT_ONCE = nullcontext()
 
 if hasattr(select, "epoll"):
     _make_poller: Callable[[], "select.epoll | select.poll"] = select.epoll
@@ -75,15 +76,22 @@ class Loop:
     """Waits for events of the dispatchers in `sockets` (by descriptor), and calls them. Runs in one thread; `changed`,
     `call_at` and `interrupt` are for all."""
 
-    def __init__(self, sockets: dict[int, Socket], pull_trigger: Callable[[], None]) -> None:
-        """pull_trigger: makes one of the sockets readable, from any thread, and from a signal handler."""
-        self._sockets, self._pull_trigger = sockets, pull_trigger
+    def __init__(
+        self,
+        sockets: dict[int, Socket],
+        pull_trigger: Callable[[], None],
+        turn: AbstractContextManager[None] = _AT_ONCE,
+    ) -> None:
+        """pull_trigger: makes one of the sockets readable, from any thread, and from a signal handler; turn: in which
+        events are handled."""
+        self._sockets, self._pull_trigger, self._turn = sockets, pull_trigger, turn
         self._poller = _make_poller()
         self._always = list(sockets.values())  # the listeners and their triggers; these are asked in every turn
         self._changed: collections.deque[Connected] = collections.deque()
         self._pulled = False
-        self._deadlines: list[tuple[float, int, Connected]] = []
-        self._count = itertools.count()
+        self._deadlines: list[float] = []  # a heap
+        self._due: dict[float, list[Connected]] = {}  # by deadline; some may have another one by now
+        self._noted = 0  # how many there are in it
         self._lock = threading.Lock()
 
     def interrupt(self) -> None:
@@ -107,13 +115,23 @@ class Loop:
             known, connection.deadline = connection.deadline == deadline, deadline
             if known or deadline == math.inf:  # one who is woken for nothing waits on until the same time
                 return
-            first = not self._deadlines or deadline < self._deadlines[0][0]
-            heapq.heappush(self._deadlines, (deadline, next(self._count), connection))
-            if len(self._deadlines) > 2 * len(self._sockets) + _STALE_DEADLINES:
-                self._deadlines = list({e[2]: e for e in self._deadlines if e[2].deadline == e[0]}.values())
-                heapq.heapify(self._deadlines)
+            first = deadline < self._next_deadline()
+            self._note(connection)
+            if self._noted > 2 * len(self._sockets) + _STALE_DEADLINES:
+                before, self._deadlines, self._due, self._noted = self._due, [], {}, 0
+                for current in {one: None for at, all in before.items() for one in all if one.deadline == at}:
+                    self._note(current)
         if first and deadline < time.monotonic() + _LONGEST_TURN_SECONDS:
             self._pull_trigger()
+
+    def _note(self, connection: Connected) -> None:
+        at = connection.deadline
+        if at in self._due:  # as for signs of life, which come together
+            self._due[at].append(connection)
+        else:
+            self._due[at] = [connection]
+            heapq.heappush(self._deadlines, at)
+        self._noted += 1
 
     def forget(self, socket: Socket) -> None:
         """Ask no more for this one, before it is closed. While other processes have it, too (systemd, other workers),
@@ -126,8 +144,13 @@ class Loop:
         for socket in self._always:
             self._ask(socket)
         longest = max(0, min(longest, _LONGEST_TURN_SECONDS, self._next_deadline() - time.monotonic()))
+        events = self._poller.poll(math.ceil(longest * 1000) / 1000 * _UNIT)
+        with self._turn:
+            self._handle_all(events)
+
+    def _handle_all(self, events: list[tuple[int, int]]) -> None:
         listening = []
-        for descriptor, event in self._poller.poll(math.ceil(longest * 1000) / 1000 * _UNIT):
+        for descriptor, event in events:
             ready = self._sockets.get(descriptor)
             if ready is None:
                 if not _FORGETS_CLOSED:
@@ -173,8 +196,8 @@ class Loop:
             socket.asked = wanted  # and once more: a thread may have changed what it wants, and have seen the old
 
     def _next_deadline(self) -> float:
-        deadlines = self._deadlines  # only this thread takes one out
-        return deadlines[0][0] if deadlines else math.inf
+        deadlines = self._deadlines  # only the loop's thread takes one out
+        return deadlines[0] if deadlines else math.inf
 
     def _meet_deadlines(self) -> None:
         now = time.monotonic()
@@ -182,14 +205,20 @@ class Loop:
             with self._lock:
                 if self._next_deadline() > now:  # the one seen before was out of date, and has been swept out
                     return
-                deadline, _, connection = heapq.heappop(self._deadlines)
-                if connection.deadline != deadline:
-                    continue
-                connection.deadline = math.inf
-            if connection._fileno is not None:
-                try:
-                    connection.handle_deadline()
-                except Exception:  # a fault of one connection, as in waitress: it must not end the relay
-                    log.exception("a deadline could not be met")
-                    connection.handle_close()
-                self._ask(connection)
+                deadline = heapq.heappop(self._deadlines)
+                due = self._due.pop(deadline)
+                self._noted -= len(due)
+            for connection in due:
+                self._meet(connection, deadline)
+
+    def _meet(self, connection: Connected, deadline: float) -> None:
+        with self._lock:
+            if connection.deadline != deadline:
+                return
+            connection.deadline = math.inf
+        if connection._fileno is not None:
+            try:
+                connection.handle_deadline()
+            except Exception:  # a fault of one connection, as in waitress: it must not end the relay
+                log.exception("a deadline could not be met")
+                connection.handle_close()

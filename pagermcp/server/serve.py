@@ -25,7 +25,7 @@ from pagermcp.server.channel import BODY_SLACK, Channel
 from pagermcp.server.listener import Limit, listen
 from pagermcp.server.log import configure
 from pagermcp.server.notify import READY, STOPPING, TURNS, Notifier
-from pagermcp.server.pool import Pool
+from pagermcp.server.pool import PATIENCE_SECONDS, Last, Pool
 from pagermcp.server.shared import Port, held
 from pagermcp.server.workers import WorkerFailed, Workers
 from pagermcp.settings import Settings
@@ -39,6 +39,8 @@ from pagermcp.web.services import Services
 THREADS = 8
 MAX_CONNECTIONS = 12_000
 _FILES_OF_A_REQUEST = 3
+_FILES_OF_A_COMMIT = 2
+_MOST_COMMITS = 128
 _OWN_DESCRIPTORS = 24  # standard streams, listeners, trigger, locks, inotify; and a few for looking into folders
 _FEWEST_DESCRIPTORS = 48
 _STOP_SECONDS = 2.0
@@ -167,7 +169,7 @@ def _serve(
     """Serve in this process. listens: called with the URL; tell, every: as in `Notifier`; sockets: what to listen on,
     if not where the settings say; follows: whether another worker has died before this one."""
     switchboard = Switchboard()
-    watcher = make_watcher(settings.watch, spool, switchboard)
+    watcher = make_watcher(settings.watch, spool, switchboard, alone=settings.workers == 1)
     janitor = Janitor(
         spool,
         switchboard.ring,
@@ -206,8 +208,10 @@ class Server:
     ) -> None:
         self._sockets: dict[int, Any] = {}
         self._stopping = False
-        self._pool = Pool(THREADS)
-        most = _connection_limit()
+        descriptors = _raise_descriptor_limit()
+        commits = max(0, min(_MOST_COMMITS, descriptors // 16 - 4))
+        self._pool = Pool(THREADS, commits)
+        most = _connection_limit(descriptors - _FILES_OF_A_COMMIT * commits)
         origins = Origins(settings.trusted_proxy)
         limit = Limit(most, self._sockets, origins, settings.max_connections_per_address)
         try:
@@ -224,10 +228,11 @@ class Server:
                 ident="PagerMCP",
             )
             adjustments.socket_options = [*adjustments.socket_options, *_keepalive_options()]
-            self._listeners = listen(app, adjustments, self._pool, self._sockets, limit)
+            self._listeners = listen(app, adjustments, self._pool, self._sockets, limit, Last(self._pool))
         except (OSError, ValueError) as error:
             raise ServeFailed(_why_not_listening(settings, command, error)) from error
         self._loop = self._listeners[0].loop
+        self._pool.interrupt = self._loop.interrupt
         port = self._listeners[0].effective_port
         self.url = f"http://{_bracketed(settings.host)}:{port}"
 
@@ -247,7 +252,7 @@ class Server:
         `Notifier`."""
         due = time.monotonic() + every
         while not self._stopping:
-            self._loop.turn(every)
+            self._loop.turn(PATIENCE_SECONDS if self._pool.look() else every)
             if time.monotonic() >= due:
                 due = time.monotonic() + every
                 tell(TURNS)
@@ -261,7 +266,7 @@ class Server:
         drain()
         deadline = time.monotonic() + _STOP_SECONDS
         while self._busy() and time.monotonic() < deadline:
-            self._loop.turn(0.1)
+            self._loop.turn(PATIENCE_SECONDS if self._pool.look() else 0.1)
         for channel in self._channels():
             channel.handle_close()  # who waits is woken by that, and gives back its pages
         self._pool.stop(_STOP_SECONDS / 4)
@@ -290,9 +295,9 @@ def _raise_descriptor_limit() -> int:
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
-def _connection_limit() -> int:
+def _connection_limit(descriptors: int) -> int:
     """How many connections there may be, so that descriptors are left for files and for refusing more connections."""
-    left = _raise_descriptor_limit() - _OWN_DESCRIPTORS - _FILES_OF_A_REQUEST * THREADS
+    left = descriptors - _OWN_DESCRIPTORS - _FILES_OF_A_REQUEST * THREADS
     limit = max(left * 15 // 16 - 4, left // 2)  # see `Limit`
     if limit >= MAX_CONNECTIONS:
         return MAX_CONNECTIONS

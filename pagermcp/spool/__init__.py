@@ -3,7 +3,7 @@
 from pagermcp.spool.janitor import Janitor
 from pagermcp.spool.mailbox import DeliveredMaybe, Mailbox, MailboxFull
 from pagermcp.spool.page import BadPage, Page
-from pagermcp.spool.sending import KeyReused, Options, Sent, send
+from pagermcp.spool.sending import KeyReused, Options, Sent, send, sending
 from pagermcp.spool.spool import Busy, Spool, SpoolFull, SpoolRefused
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "SpoolFull",
     "SpoolRefused",
     "send",
+    "sending",
 ]

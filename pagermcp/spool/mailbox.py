@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import datetime
 import errno
+import functools
 import logging
 import math
 import os
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pagermcp import files
 from pagermcp.address import redact
+from pagermcp.commit import Steps, at_once
 from pagermcp.measures import MEASURES, Outcome
 from pagermcp.spool.agenda import Entry
 from pagermcp.spool.page import (
@@ -108,8 +110,14 @@ class Mailbox:
         id: one that `next_id` gave, and that is nowhere yet; frees: how many places will be free by this page; bounded:
         whether the limit counts; extra: what to note beside the payload. Raises MailboxFull, SpoolFull, DeliveredMaybe,
         and OSError when it could not be written (and is not there)."""
+        return at_once(self.delivering(payload, id=id, frees=frees, bounded=bounded, **extra))
+
+    def delivering(
+        self, payload: str, *, id: str | None = None, frees: int = 0, bounded: bool = True, **extra: object
+    ) -> Steps[str]:
+        """`deliver` in steps."""
         self._take_place(frees, bounded)
-        name = self._write(payload, extra, lambda draft: self._link(draft, id), self._sync)
+        name = yield from self._write(payload, extra, lambda draft: self._link(draft, id), self._synced)
         if "expires_at" in extra:
             self.note_expiry(name.id, extra["expires_at"])
             self._forget_ended(name.id)  # a reader may have been faster
@@ -125,13 +133,13 @@ class Mailbox:
             draft.link(self._spool.path("scheduled", due.file))
             return due
 
-        def sync(due: Due) -> None:
+        def synced(due: Due) -> Steps[None]:
             try:
-                files.sync_directory(self._spool.path("scheduled"))
+                yield from files.directory_synced(self._spool.path("scheduled"))
             except OSError as error:
                 self._take_back(self._spool.path("scheduled", due.file), error)
 
-        self._write(payload, extra, link, sync)
+        at_once(self._write(payload, extra, link, synced))
         self._spool.schedule.add(due, seconds)
         return due
 
@@ -170,24 +178,35 @@ class Mailbox:
         return known + self._writing - frees >= self._spool.max_messages
 
     def _write(
-        self, payload: str, extra: dict[str, object], link: Callable[[files.Draft], T], sync: Callable[[T], None]
-    ) -> T:
-        """Write a page for which there is a place, and show it by `link`, which is made durable by `sync`."""
+        self,
+        payload: str,
+        extra: dict[str, object],
+        link: Callable[[files.Draft], T],
+        synced: Callable[[T], Steps[None]],
+    ) -> Steps[T]:
+        """Write a page for which there is a place, and show it by `link`, which is made durable by `synced`."""
+        draft = None
         try:
             draft = self._spool.draft(page_line(payload, now(), **extra))
-        except OSError:
+            yield draft.descriptor
+        except BaseException:
             with self._lock:
                 self._writing -= 1
+            self._discard(draft)
             raise
         try:
             with self._lock:  # ids rise in the order in which pages appear, so both happen under the lock
                 self._writing -= 1
                 linked = link(draft)
-            sync(linked)
+            yield from synced(linked)
         finally:
-            with contextlib.suppress(OSError):  # the page is delivered, or it is not: tmp/ is cleared later
-                draft.discard()
+            self._discard(draft)
         return linked
+
+    def _discard(self, draft: files.Draft | None) -> None:
+        with contextlib.suppress(OSError):  # the page is delivered, or it is not: tmp/ is cleared later
+            if draft:
+                draft.discard()
 
     def _link(self, draft: files.Draft, id: str | None) -> PageName:
         for attempt in range(_LINK_TRIES):
@@ -208,21 +227,21 @@ class Mailbox:
                 self.make()  # or somebody else just has
         raise FileExistsError(errno.EEXIST, "ids ahead of the clock are all taken", self._new)
 
-    def _sync(self, name: PageName) -> None:
+    def _synced(self, name: PageName) -> Steps[None]:
         try:
-            files.sync_directory(self._new)
-            self._sync_folder()
+            yield from files.directory_synced(self._new)
+            yield from self._folder_synced()
             MEASURES.page_came()
         except OSError as error:
             self._take_back(f"{self._new}/{name.file}", error)
 
-    def _sync_folder(self) -> None:
+    def _folder_synced(self) -> Steps[None]:
         """Make the folder's own name durable, unless that was done. One sync does for all folders made before it."""
         now = time.monotonic()
         if now < self._durable_until:
             return
         known_at = self._made_at if now - self._made_at < KNOWN_SECONDS else now
-        self._spool.sync_mailboxes(known_at)
+        yield from self._spool.mailboxes_synced(known_at)
         self._made_at, self._durable_until = -math.inf, known_at + KNOWN_SECONDS
 
     def _take_back(self, path: str, error: OSError) -> None:
@@ -242,7 +261,7 @@ class Mailbox:
 
     @property
     def exists(self) -> bool:
-        return os.path.isdir(self._new)
+        return files.is_directory(self._new)
 
     def make(self) -> bool:
         """Make the mailbox; False when it exists. Raises OSError.
@@ -359,7 +378,8 @@ class Mailbox:
         except OSError:
             return True
         seen, looked_at = self._seen
-        return self.settles_at < math.inf or mtime != seen or abs(looked_at - mtime) < MTIME_GRAIN_NS
+        too_soon = not self._spool.tells_changes_apart and abs(looked_at - mtime) < MTIME_GRAIN_NS
+        return self.settles_at < math.inf or mtime != seen or too_soon
 
     def saw_closed(self, name: str) -> None:
         """Watching saw that a file in new/ was closed or moved in: it is complete."""
@@ -626,7 +646,7 @@ class Mailbox:
 
     def _at(self, state: str, name: PageName) -> str:
         if state in ("archive", "dead"):
-            return self._spool.path(state, f"{now():%Y-%m-%d}", self.number, name.file)
+            return self._spool.path(state, _day_of(int(time.time() // 86400)), self.number, name.file)
         return self._spool.path(state, self.number, name.file)
 
     @property
@@ -670,7 +690,7 @@ class Mailbox:
         with self._lock:
             self._writing += 1  # it had its place in new/ already, so it is not refused for want of one
         with contextlib.suppress(DeliveredMaybe):  # then a reader has it, and putting the file back would double it
-            self._write(payload, {}, lambda draft: self._link(draft, None), self._sync)
+            at_once(self._write(payload, {}, lambda draft: self._link(draft, None), self._synced))
         files.remove(taken)
         self._spool.ring(self.number)  # who looks may only look, and a taker may have looked while it was in tmp/
         return True
@@ -768,6 +788,12 @@ class Mailbox:
         except OSError:
             return False
         return int(id) <= written + _FUTURE_MICROSECONDS
+
+
+@functools.lru_cache(maxsize=1)
+def _day_of(days: int) -> str:
+    """The name of a day, by its number since 1970."""
+    return f"{datetime.date(1970, 1, 1) + datetime.timedelta(days):%Y-%m-%d}"
 
 
 def _day(id: str) -> str:

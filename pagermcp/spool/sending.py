@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pagermcp import files
+from pagermcp.commit import Steps, at_once
 from pagermcp.durations import in_words
 from pagermcp.spool.mailbox import DeliveredMaybe, Mailbox
 from pagermcp.spool.notes import hash_of, read_note, write_note
@@ -71,8 +72,13 @@ def send(spool: "Spool", mailbox: Mailbox, payload: str, options: Options, empty
     """Deliver a page, durably. `payload` is JSON that `parse_payload` accepts; empty: it stands for an empty body.
 
     Raises KeyReused, Busy, and what `Mailbox.deliver` raises."""
+    return at_once(sending(spool, mailbox, payload, options, empty))
+
+
+def sending(spool: "Spool", mailbox: Mailbox, payload: str, options: Options, empty: bool = False) -> Steps[Sent]:
+    """`send` in steps."""
     if options.idempotency_key is None and options.replace is None and options.run is None:
-        return _deliver(spool, mailbox, payload, options, _Reserved())
+        return (yield from _delivering(spool, mailbox, payload, options, _Reserved()))
     with spool.alone(mailbox.number):
         if options.idempotency_key is None:
             return _report(spool, mailbox, payload, options, empty, _Reserved())
@@ -117,7 +123,7 @@ def _send_once(
 
 def _report(spool: "Spool", mailbox: Mailbox, payload: str, options: Options, empty: bool, reserved: _Reserved) -> Sent:
     if options.run is None:
-        return _deliver(spool, mailbox, payload, options, reserved)
+        return at_once(_delivering(spool, mailbox, payload, options, reserved))
     run = Run(spool, mailbox, options.run)
     due = None if options.expect is None else run.prepare(options.expect, None if empty else payload)
     extra: dict[str, Any] = {}
@@ -129,7 +135,7 @@ def _report(spool: "Spool", mailbox: Mailbox, payload: str, options: Options, em
     sent = Sent(None)
     try:
         if not empty or run.given_up:
-            sent = _deliver(spool, mailbox, payload, options, reserved, run.places, **extra)
+            sent = at_once(_delivering(spool, mailbox, payload, options, reserved, run.places, **extra))
     except Exception:
         if due:
             run.drop(due)
@@ -146,7 +152,7 @@ def _report(spool: "Spool", mailbox: Mailbox, payload: str, options: Options, em
     return dataclasses.replace(sent, expected=due.at if due else None)
 
 
-def _deliver(
+def _delivering(
     spool: "Spool",
     mailbox: Mailbox,
     payload: str,
@@ -154,7 +160,7 @@ def _deliver(
     reserved: _Reserved,
     frees: int = 0,
     **extra: Any,
-) -> Sent:
+) -> Steps[Sent]:
     replaced: list[PageName | Due] = []
     if options.expires is not None:
         extra["expires_at"] = timestamp(now() + datetime.timedelta(seconds=options.delay + options.expires))
@@ -168,7 +174,7 @@ def _deliver(
         due = mailbox.schedule(payload, options.delay, id=reserved.id, frees=frees + len(replaced), **extra)
         sent = Sent(due.page.id, due=due.at)
     else:
-        id = mailbox.deliver(payload, id=reserved.id, frees=frees + len(replaced), **extra)
+        id = yield from mailbox.delivering(payload, id=reserved.id, frees=frees + len(replaced), **extra)
         sent = Sent(id, queued=None if replaced else mailbox.queued_at_last())
     for page in replaced:  # only now: two wait for a moment, rather than none
         try:

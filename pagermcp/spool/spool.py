@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from filelock import BaseFileLock, FileLock, Timeout
 
 from pagermcp import files, turn
+from pagermcp.commit import Steps
 from pagermcp.spool.agenda import Agenda, Entry
 from pagermcp.spool.clock import Clock
 from pagermcp.spool.mailbox import Mailbox
@@ -161,7 +162,7 @@ class Spool:
             return room
 
     def is_room(self, number: str) -> bool:
-        return number == OPEN_ROOM or os.path.isdir(self.path("rooms", number))
+        return number == OPEN_ROOM or files.is_directory(self.path("rooms", number))
 
     def has_place(self) -> bool:
         """Whether there may be one more mailbox, which is counted. What others make is seen at the next count."""
@@ -195,14 +196,15 @@ class Spool:
         return self.path("tmp", f"{_ADOPTED}{self.worker:x}-{number}-{name if PageName.parse(name) else token}")
 
     def draft(self, content: bytes) -> files.Draft:
-        """A page's file, on the disk but not in any mailbox yet. Raises OSError."""
-        return files.Draft(self.temporary(), content, self.file_mode, self.nameless_drafts)
+        """A page's file, not in any mailbox yet. Raises OSError."""
+        path = self.path("tmp") + "/" if self.nameless_drafts else self.temporary()
+        return files.Draft(path, content, self.file_mode, self.nameless_drafts)
 
-    def sync_mailboxes(self, since: float) -> None:
+    def mailboxes_synced(self, since: float) -> Steps[None]:
         """Make durable that those mailboxes are there which were there at this monotonic time. Raises OSError."""
         if self._mailboxes_synced <= since:
             began = time.monotonic()
-            files.sync_directory(self.path("new"))
+            yield from files.directory_synced(self.path("new"))
             self._mailboxes_synced = began
 
     def days(self) -> list[str]:

@@ -1,7 +1,8 @@
 """An answer that is not decided yet, and what a request may ask of its connection.
 
-Such an answer is a generator: it yields the waiter that it waits by, and returns the response. Under our server a
-request that waits has no thread (`pagermcp.server.channel`); under any other one the same code blocks its thread.
+Such an answer is a generator: it yields the waiter that it waits by, or a commit that waits for the disk, and returns
+the response. Under our server a request that waits has no thread (`pagermcp.server.channel`); under any other one the
+same code blocks its thread.
 """
 
 import time
@@ -10,12 +11,13 @@ from typing import Any, cast
 
 from flask import Flask, Response, current_app, request
 
+from pagermcp.commit import Commit
 from pagermcp.waking import Waiter
 from pagermcp.web.errors import answer_to
 
 _LATE_SECONDS = 1.0
 
-Steps = Generator[Waiter, None, Response]
+Steps = Generator[Waiter | Commit[Any], None, Response]
 
 
 class Connection:
@@ -46,8 +48,7 @@ def connection() -> Connection:
 class Later(Response):
     """A response that is decided by and by. An error on the way is answered as one in a view is."""
 
-    def __init__(self, steps: Steps) -> None:
-        super().__init__()
+    def __init__(self, steps: Steps) -> None:  # and not the other's, since there is nothing of a response yet
         self._steps = steps
         self._app = current_app._get_current_object()  # type: ignore[attr-defined]
 
@@ -68,7 +69,9 @@ def late(error: Exception) -> Later:
     return Later(steps())
 
 
-def _decide(app: Flask, steps: Steps, environ: dict[str, Any], start_response: Any) -> Iterator[Waiter | bytes]:
+def _decide(
+    app: Flask, steps: Steps, environ: dict[str, Any], start_response: Any
+) -> Iterator[Waiter | Commit[Any] | bytes]:
     try:
         response = yield from steps
     except Exception as error:  # noqa: BLE001 - as Flask does for views
@@ -106,7 +109,10 @@ def _blocked(body: Any, gone: Callable[[], bool]) -> Iterator[bytes]:
         for step in body:
             if isinstance(step, Waiter):
                 yield from step.block(gone)
+            elif isinstance(step, Commit):
+                step.finish()
             else:
                 yield step
     finally:
-        body.close()
+        if hasattr(body, "close"):
+            body.close()

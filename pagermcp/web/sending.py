@@ -7,14 +7,16 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from pagermcp import address
+from pagermcp.commit import Commit
+from pagermcp.commit import Steps as CommitSteps
 from pagermcp.measures import MEASURES
-from pagermcp.spool import MailboxFull, send
+from pagermcp.spool import Mailbox, MailboxFull, Sent, sending
 from pagermcp.spool.page import now
 from pagermcp.web.access import address_in, authorized, begin, may_post, no_room, unauthorized
 from pagermcp.web.answers import answer, when
 from pagermcp.web.body import media_type, payload_of, request_body
 from pagermcp.web.errors import Refused
-from pagermcp.web.later import late
+from pagermcp.web.later import Later, Steps, late
 from pagermcp.web.parameters import send_options
 from pagermcp.web.services import services
 
@@ -51,17 +53,39 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
     no_room(relay.spool, number)
     mailbox = relay.spool.mailbox(number)
     readers, waiters = relay.switchboard.waiting(number), relay.switchboard.takers(number)
+
+    def delivered() -> CommitSteps[Sent]:
+        sent = yield from sending(relay.spool, mailbox, payload, options, empty)
+        relay.switchboard.ring(number)
+        return sent
+
+    def answered() -> Steps:
+        if under_way:
+            yield commit
+        try:
+            sent = commit.result()
+        except Exception:
+            MEASURES.count("refused")
+            raise
+        return _answer(mailbox, sent, readers, waiters)
+
+    commit = Commit(delivered())
     try:
         may_post(number)
         begin(mailbox)
-        sent = send(relay.spool, mailbox, payload, options, empty)
+        under_way = commit.go_on()
+        if not under_way:
+            commit.result()
     except Exception as error:
         MEASURES.count("refused")
         if isinstance(error, Refused | MailboxFull):  # which who floods gets again and again
             return late(error)
         raise
-    relay.switchboard.ring(number)
-    accepted: dict[str, Any] = {"accepted": True, "id": sent.id, "number": number, "waiters": waiters}
+    return Later(answered())
+
+
+def _answer(mailbox: Mailbox, sent: Sent, readers: int, waiters: int) -> Response:
+    accepted: dict[str, Any] = {"accepted": True, "id": sent.id, "number": mailbox.number, "waiters": waiters}
     accepted["queued"] = sent.queued
     if sent.queued is None:
         with contextlib.suppress(OSError):  # the page is delivered, whatever happens now
