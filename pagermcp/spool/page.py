@@ -152,8 +152,8 @@ def page_line(payload: str, created_at: datetime.datetime, **extra: object) -> b
     The sender's text is kept as it came, but on one line: outside of strings a line break is only white space, and
     inside of them JSON has none."""
     one_line = payload.replace("\r", " ").replace("\n", " ")
-    head = to_json({"created_at": timestamp(created_at), **extra})[:-1]
-    return head + f',"payload":{one_line}}}\n'.encode()
+    noted = f",{to_json(extra).decode()[1:-1]}" if extra else ""
+    return f'{{"created_at":"{timestamp(created_at)}"{noted},"payload":{one_line}}}\n'.encode()
 
 
 def read_page(name: PageName, content: bytes) -> Page:

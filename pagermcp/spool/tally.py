@@ -28,12 +28,12 @@ class Tally:
         if self._noted > _NOTED_BEFORE_A_NEW_COUNT or not self.unchanged():
             self.count()
         elif not self.waiting:  # only then may somebody remove leased/, of which new/ shows nothing
-            self.can_lease = os.path.isdir(self._leased)
+            self.can_lease = files.is_directory(self._leased)
 
     def count(self) -> None:
         self._mtime = self._mtime_now()
         self.waiting = len(files.names(self._new))
-        self.can_lease = os.path.isdir(self._leased)
+        self.can_lease = files.is_directory(self._leased)
         self.leased = len(files.names(self._leased)) if self.can_lease else 0
         self._noted = 0
 

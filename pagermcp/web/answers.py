@@ -1,33 +1,51 @@
 """What answers look like: JSON, and the two forms of a page in it."""
 
 import datetime
-from collections.abc import Iterable
+import functools
+import http
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flask import Response
+from werkzeug.datastructures import Headers
 
 from pagermcp.spool import Page, Spool
 from pagermcp.spool.page import STALE_SECONDS, timestamp, to_json
 
 NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
+_JSON = "Content-Type", "application/json"
+_STATUS_LINES = {status.value: f"{status.value} {status.phrase.upper()}" for status in http.HTTPStatus}
+
 _NOTED = ("due_at", "expires_at", "replay_of", "recovered", "late_seconds")  # what readers are told besides
 
 
-class _Answer(Response):
-    """One whose body is all there, so there is less to find out about it than Werkzeug does."""
+class Answer(Response):
+    """JSON, whose headers are all known, so there is less to find out about it than Werkzeug does.
 
-    def __init__(self, body: bytes, status: int) -> None:
-        super().__init__((body,), status, NO_STORE, content_type="application/json")
-        self.headers["Content-Length"] = str(len(body))
+    body: what is sent, as it is; headers: besides those that all of them have."""
+
+    def __init__(self, body: Iterable[bytes], status: int = 200, headers: Mapping[str, str] = NO_STORE) -> None:
+        self.response: Any = body
+        self._line, self._given = _STATUS_LINES[status], [_JSON, *headers.items()]
+
+    @functools.cached_property
+    def headers(self) -> Headers:  # type: ignore[override]
+        return Headers(self._given)
 
     def get_wsgi_response(self, environ: dict[str, Any]) -> tuple[Iterable[bytes], str, list[tuple[str, str]]]:
-        body = () if environ["REQUEST_METHOD"] == "HEAD" else self.iter_encoded()
-        return body, self.status, list(self.headers)
+        body = () if environ["REQUEST_METHOD"] == "HEAD" else self.response
+        return body, self._line, list(self.headers) if "headers" in self.__dict__ else self._given
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        body, status, headers = self.get_wsgi_response(environ)
+        start_response(status, headers)
+        return body
 
 
 def answer(value: object, status: int = 200) -> Response:
-    return _Answer(line(value), status)
+    body = line(value)
+    return Answer((body,), status, {**NO_STORE, "Content-Length": str(len(body))})
 
 
 def line(value: object) -> bytes:

@@ -9,7 +9,7 @@ from pagermcp import address
 from pagermcp.spool import Page, Spool
 from pagermcp.waking.waiter import BEAT_SECONDS
 from pagermcp.web.access import address_in, begin, listed, mailbox_to_read, mailbox_to_take_from, no_head
-from pagermcp.web.answers import NO_STORE, answer, flat, line
+from pagermcp.web.answers import NO_STORE, Answer, answer, flat, line
 from pagermcp.web.errors import Refused
 from pagermcp.web.handover import HANDOVER_SECONDS, Handover
 from pagermcp.web.later import connection
@@ -47,7 +47,7 @@ def consume(key: str) -> Response:
     handover = Handover(services(), mailbox, [page], connection())
     handover.body = line({"message": flat(services().spool, page)})
     headers = {**NO_STORE, "Content-Length": str(len(handover.body)), **_headers(services().spool, page)}
-    return Response(handover, 200, headers, content_type="application/json")
+    return Answer(handover, headers=headers)
 
 
 @blueprint.get("/mailboxes/<key>/wait")

@@ -44,8 +44,10 @@ def single(name: str, default: str) -> str:
 def send_options() -> Options:
     """The options of the page that this request sends, from headers and query. Raises Refused."""
     environ = request.environ
-    if not environ.get("QUERY_STRING") and not any(name.startswith(_OPTIONS_IN_WSGI) for name in environ):
-        return _NO_OPTIONS  # as with most pages, so it costs them little
+    if not environ.get("QUERY_STRING"):
+        names = " ".join(environ)
+        if not any(option in names for option in _OPTIONS_IN_WSGI):
+            return _NO_OPTIONS  # as with most pages, so it costs them little
     given = _given()
     run, expect, delay = (_secret(given, "run"), _duration(given, "expect", LONGEST_EXPECT), given.get("delay"))
     if expect is not None and run is None:

@@ -16,9 +16,9 @@ from flask import Response
 
 from pagermcp.spool import Mailbox, Page
 from pagermcp.waking import Waiter
-from pagermcp.waking.waiter import BEAT, BEAT_SECONDS
+from pagermcp.waking.waiter import BEAT, BEAT_SECONDS, next_beat
 from pagermcp.web.access import no_room, origin
-from pagermcp.web.answers import NO_STORE
+from pagermcp.web.answers import NO_STORE, Answer
 from pagermcp.web.errors import Refused
 from pagermcp.web.handover import HANDOVER_SECONDS, Handover
 from pagermcp.web.later import Connection, Later, Steps, connection
@@ -71,7 +71,7 @@ class Place:
         most = relay.settings.max_waits_per_mailbox
         if most and relay.switchboard.waiting(mailbox.number) >= most:
             raise _too_many_waits(f"{most} requests wait at this mailbox, which is as many as may")
-        mailbox.make()  # so that there is something to watch before the first look
+        _make(mailbox)  # so that there is something to watch before the first look
         relay.watcher.watch(mailbox.number)
         waits = relay.limits.waits
         if waits.enter(client):
@@ -98,7 +98,7 @@ class Place:
             if found or time.monotonic() >= until:
                 return found
             if woken:
-                self._mailbox.make()  # somebody may have removed it, which wakes who waits
+                _make(self._mailbox)  # somebody may have removed it, which wakes who waits
                 self._relay.watcher.watch(self._mailbox.number)
             if every == math.inf:  # or else it would write to the disk each time
                 self._mailbox.note_read()
@@ -111,6 +111,11 @@ class Place:
             self._left = True
             self._relay.switchboard.leave(self.waiter)
             self._relay.limits.waits.leave(self._client)
+
+
+def _make(mailbox: Mailbox) -> None:
+    if not mailbox.exists:
+        mailbox.make()
 
 
 def _too_many_waits(message: str) -> Refused:
@@ -138,16 +143,16 @@ class Wait:
         self._place = Place(self._relay, self._mailbox, self._connection, self._client)
         self._looks = self._look_for_pages(self._place)
         try:
-            quiet = time.monotonic() + self._terms.quiet
+            quiet = next_beat(self._terms.quiet)
             for waiter in self._looks:
                 until = waiter.until
                 yield waiter.parked(min(until, quiet))
                 waiter.parked(until)
                 if quiet <= time.monotonic() < until and not waiter.rung:
-                    return Response(self, 200, NO_STORE, content_type="application/json")
+                    return Answer(self)
             body, headers = self._take()
             headers = {**NO_STORE, "Content-Length": str(len(body)), **headers}
-            return Response(self, 200, headers, content_type="application/json")
+            return Answer(self, headers=headers)
         except WaitEnded as ended:
             self.close()
             raise ended.answer from None
@@ -159,7 +164,7 @@ class Wait:
         try:
             if self._handover is None and self._place:
                 yield BEAT
-                self._place.waiter.beat_at = time.monotonic() + BEAT_SECONDS
+                self._place.waiter.beat_at = next_beat()
                 yield self._place.waiter  # as long as before: without a ring there is nothing to look for
                 yield from self._looks
                 self._take()
