@@ -231,6 +231,25 @@ def test_folders_of_leases_go_when_they_are_empty(
     assert os.listdir(spool.path("leased")) == []
 
 
+def test_folders_of_leases_stay_while_somebody_waits_and_a_lease_in_one_is_still_noticed(
+    spool: Spool, hire: Callable[..., Janitor], rung: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    janitor = hire(spool, waiting=lambda number: 1)
+    box = spool.mailbox(number(new_key()))
+    box.deliver("{}")
+    page = box.claim(60)
+    assert page is not None
+    box.acknowledge(page.name)
+    an_hour_later(monkeypatch, hours=0.1)
+    for _ in range(2):  # the second time it knows that there was nothing
+        janitor.tidy()
+        assert os.listdir(spool.path("leased")) == [box.number]
+    box.deliver("{}")
+    other = Spool(spool.root, worker=1)
+    assert other.mailbox(box.number).claim(-1)  # by a process that is no more
+    until(lambda: (janitor.tidy(), rung)[1] == [box.number], 10)
+
+
 def test_a_clock_that_jumped_ages_and_deletes_nothing_and_health_says_so(
     spool: Spool, janitor: Janitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,21 @@ def test_a_page_whose_event_was_lost_rings(spool: Spool, switchboard: Switchboar
     assert waiter.rung
 
 
+def test_who_looked_right_after_a_change_is_not_rung_for_it_where_changes_can_be_told_apart(
+    spool: Spool, switchboard: Switchboard, sweep: Sweep
+) -> None:
+    mailbox = spool.mailbox(number(new_key()))
+    mailbox.make()
+    waiter = switchboard.enter(mailbox.number)
+    mailbox.claim(60)
+    sweep.sweep()
+    assert waiter.rung != spool.tells_changes_apart  # elsewhere a later change might show the same time
+    waiter.about_to_look()
+    mailbox.deliver("{}")
+    sweep.sweep()
+    assert waiter.rung
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere one watch is for all mailboxes")
 def test_of_more_than_a_thousand_watched_mailboxes_a_thousand_are_looked_at_in_turn(
     spool: Spool, switchboard: Switchboard

@@ -18,6 +18,7 @@ from watchdog.utils import BaseThread
 
 from pagermcp.spool import Spool
 from pagermcp.waking import Switchboard, Watcher, make_watcher
+from pagermcp.waking import watch as watching
 
 if sys.platform == "linux":
     from watchdog.observers import inotify_c
@@ -63,6 +64,24 @@ def test_a_page_that_another_process_delivers_rings(spool: Spool, switchboard: S
     box, rung = waiting(spool, switchboard, watcher)
     Spool(spool.root, worker=1).mailbox(box).deliver("{}")
     until(rung)
+
+
+@on_linux
+def test_a_process_that_is_alone_has_no_event_for_what_it_links_itself(
+    spool: Spool, switchboard: Switchboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(watching, "_arrived", lambda spool, switchboard, number, name, complete: events.append(name))
+    watcher = make_watcher("auto", spool, switchboard, alone=True)
+    try:
+        box, _ = waiting(spool, switchboard, watcher)
+        spool.mailbox(box).deliver("{}")
+        Path(spool.path("new", box, "copied")).write_text("{}")
+        (tmp_path / "moved").write_text("{}")
+        (tmp_path / "moved").rename(spool.path("new", box, "moved"))
+        until(lambda: events == ["copied", "moved"])
+    finally:
+        watcher.stop()
 
 
 def test_hidden_files_do_not_ring(spool: Spool, switchboard: Switchboard, watcher: Watcher) -> None:

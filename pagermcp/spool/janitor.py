@@ -69,6 +69,7 @@ class Janitor:
         self._inherits = inherits
         self._in_office = False  # has the lock
         self._failed = ""  # why the last pass did not come to its end
+        self._vacant: dict[str, float] = {}  # folders in leased/ with nothing in them, and their mtime
         self._left_alone: set[str] = set()  # mailboxes that could not be tidied, of which it was said
         self._relief = threading.Lock()
         spool.make_room = self.make_room
@@ -127,6 +128,7 @@ class Janitor:
             self._tidy_all()
         if time.monotonic() >= self._forget_due:
             self._spool.forget_removed()
+            self._vacant.clear()
             self._forget_due = time.monotonic() + _HOUR
 
     def _tidy_all(self) -> None:
@@ -200,12 +202,18 @@ class Janitor:
     def _return_leases(self, number: str) -> None:
         """Let pages wait again whose lease ran out under a process that is no more; its own each process returns."""
         path = self._spool.path("leased", number)
+        mtime = os.stat(path).st_mtime
+        waits = self._waiting(number)
+        if waits and self._vacant.get(number) == mtime:
+            return
         leased = files.names(path)
+        if waits and not leased and time.time() - mtime > 1:  # or else it may change once more without showing it
+            self._vacant[number] = mtime
         for name in filter(None, map(PageName.parse, leased)):
             known = Entry("lease", number, name.file) in self._spool.agenda
             if not known and self._spool.mailbox(number).return_strange_lease(name):
                 self._ring(number)
-        if not leased and not files.names(self._spool.path("new", number)):
+        if not leased and not waits and not files.names(self._spool.path("new", number)):
             self._remove_empty(path, os.stat(path).st_mtime + PASS_SECONDS)
 
     def _forget_senders(self) -> None:

@@ -7,6 +7,7 @@ that arrive, so a claim causes no event at all.
 """
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -56,12 +57,12 @@ class Watcher(Protocol):
     def stop(self) -> None: ...
 
 
-def make_watcher(kind: str, spool: Spool, switchboard: Switchboard) -> Watcher:
-    """The watcher for the setting PAGERMCP_WATCH."""
+def make_watcher(kind: str, spool: Spool, switchboard: Switchboard, alone: bool = False) -> Watcher:
+    """The watcher for the setting PAGERMCP_WATCH. alone: no other process serves this spool."""
     if kind == "off":
         return NoWatcher()
     if kind == "auto" and sys.platform == "linux":
-        return InotifyWatcher(spool, switchboard)
+        return InotifyWatcher(spool, switchboard, alone)
     return ObserverWatcher(spool, switchboard)
 
 
@@ -103,14 +104,16 @@ if sys.platform == "linux":
 
         _MASK = Mask(
             InotifyConstants.IN_MOVED_TO
-            | InotifyConstants.IN_CREATE
             | InotifyConstants.IN_CLOSE_WRITE
             | InotifyConstants.IN_MOVE_SELF
             | InotifyConstants.IN_ONLYDIR
         )
         _ID = CallbackId(1)
 
-        def __init__(self, spool: Spool, switchboard: Switchboard) -> None:
+        def __init__(self, spool: Spool, switchboard: Switchboard, alone: bool) -> None:
+            self._mask = self._MASK
+            if not alone:  # then only this process links pages, and an event for each of its own is work for nothing
+                self._mask = Mask(self._MASK | InotifyConstants.IN_CREATE)
             self._spool = spool
             self._switchboard = switchboard
             self._lock = threading.RLock()  # stopping watchdog calls back, in this thread, for each watch
@@ -154,14 +157,14 @@ if sys.platform == "linux":
             with self._lock:
                 known = self._watches.get(number)
                 if known is not None:
-                    known.needed_at = time.monotonic()
+                    known.idle_since = math.inf
                     return
                 watch = _MailboxWatch(number, self._arrived, self._deleted, self._overflow)
                 if self._inotify is None:
                     return
                 try:
                     watch.descriptor = self._inotify.add_callback(
-                        os.fsencode(self._spool.path("new", number)), self._MASK, watch, self._ID
+                        os.fsencode(self._spool.path("new", number)), self._mask, watch, self._ID
                     )
                     if watch.descriptor == -1:  # what watchdog returns, without a word, when access is denied
                         self._inotify.remove_callbacks([(watch.descriptor, self._ID)])
@@ -180,18 +183,15 @@ if sys.platform == "linux":
                 with self._lock:
                     self._start()
                 self._switchboard.ring_all()
-            now = time.monotonic()
+            wanted, now = set(waiting), time.monotonic()
             with self._lock:
-                for number in waiting:
-                    known = self._watches.get(number)
-                    if known is None:
-                        self.watch(number)
-                    else:
-                        known.needed_at = now
-                self._failed.intersection_update(waiting)
-                past = now - _KEEP_SECONDS
-                for number, watch in list(self._watches.items()):
-                    if watch.needed_at < past and self._inotify is not None:
+                for number in wanted - self._watches.keys():
+                    self.watch(number)
+                self._failed &= wanted
+                for number in self._watches.keys() - wanted:
+                    watch = self._watches[number]
+                    watch.idle_since = min(watch.idle_since, now)
+                    if watch.idle_since < now - _KEEP_SECONDS and self._inotify is not None:
                         del self._watches[number]
                         self._inotify.remove_callbacks([(watch.descriptor, self._ID)])
 
@@ -233,7 +233,7 @@ if sys.platform == "linux":
             deleted: "Callable[[str, WatchDescriptor], None]",
             overflowed: Callable[[], None],
         ) -> None:
-            self.needed_at = time.monotonic()
+            self.idle_since = math.inf  # monotonic: nobody waits since then
             self._number, self._arrived, self._deleted, self._overflowed = number, arrived, deleted, overflowed
 
         def on_event(self, event: "InotifyEvent") -> None:
