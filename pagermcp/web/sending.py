@@ -56,7 +56,8 @@ def _accept(receiver: uuid.UUID, payload: str, empty: bool = False) -> Response:
 
     def delivered() -> CommitSteps[Sent]:
         sent = yield from sending(relay.spool, mailbox, payload, options, empty)
-        relay.switchboard.ring(number)
+        if sent.id is not None:  # a report may bring no page
+            relay.switchboard.ring(number)
         return sent
 
     def answered() -> Steps:
