@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import REPOSITORY, Relay, new_key, number, until
 
-from pagermcp.spool import Janitor, Spool, SpoolFull
+from pagermcp.spool import Janitor, Mailbox, Spool, SpoolFull
 from pagermcp.spool.agenda import Entry
 from pagermcp.spool.page import page_line
 
@@ -218,15 +218,20 @@ def test_a_page_whose_lease_ran_out_five_times_is_dead_with_the_reason(spool: Sp
     assert (dead / f"{id}.5.why").read_text() == "handed out 5 times and never acknowledged\n"
 
 
-def test_folders_of_leases_go_when_they_are_empty(
-    spool: Spool, janitor: Janitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def with_an_old_empty_folder_of_leases(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> Mailbox:
     box = spool.mailbox(number(new_key()))
     box.deliver("{}")
     page = box.claim(60)
     assert page is not None
     box.acknowledge(page.name)
     an_hour_later(monkeypatch, hours=0.1)
+    return box
+
+
+def test_folders_of_leases_go_when_they_are_empty(
+    spool: Spool, janitor: Janitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_an_old_empty_folder_of_leases(spool, monkeypatch)
     janitor.tidy()
     assert os.listdir(spool.path("leased")) == []
 
@@ -235,12 +240,7 @@ def test_folders_of_leases_stay_while_somebody_waits_and_a_lease_in_one_is_still
     spool: Spool, hire: Callable[..., Janitor], rung: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     janitor = hire(spool, waiting=lambda number: 1)
-    box = spool.mailbox(number(new_key()))
-    box.deliver("{}")
-    page = box.claim(60)
-    assert page is not None
-    box.acknowledge(page.name)
-    an_hour_later(monkeypatch, hours=0.1)
+    box = with_an_old_empty_folder_of_leases(spool, monkeypatch)
     for _ in range(2):  # the second time it knows that there was nothing
         janitor.tidy()
         assert os.listdir(spool.path("leased")) == [box.number]
