@@ -56,3 +56,16 @@ def test_a_deadline_that_replaces_another_is_the_one_that_is_met() -> None:
     loop.call_at(connection, now + 0.1)  # the same once more, which has passed
     loop.turn()
     assert len(connection.met) == 2
+
+
+def test_many_deadlines_at_one_moment_do_not_keep_events_waiting() -> None:
+    loop, at = Loop({}, lambda: None), time.monotonic()
+    connections = [Connection() for _ in range(250)]
+    for connection in connections:
+        loop.call_at(connection, at)
+    met = []
+    for _ in range(4):
+        loop.turn()
+        met.append(sum(len(connection.met) for connection in connections))
+    assert met == [100, 200, 250, 250]
+    assert not loop._due

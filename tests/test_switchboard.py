@@ -11,6 +11,10 @@ def never() -> bool:
     return False
 
 
+def not_begun(status: str, headers: list[tuple[str, str]]) -> None:
+    raise AssertionError("it begins an answer that has none to begin")
+
+
 def test_a_ring_wakes_the_one_that_waited_longest_and_each_next_ring_the_next() -> None:
     board = Switchboard()
     waiters = [board.enter("n") for _ in range(3)]
@@ -56,7 +60,7 @@ def test_a_ring_between_the_look_and_parking_is_not_lost() -> None:
     waiter.about_to_look()
     board.ring("n")
     began = time.monotonic()
-    assert list(waiter.parked(began + 30).block(never)) == []
+    assert list(waiter.parked(began + 30).block(never, not_begun)) == []
     assert time.monotonic() - began < 10
     assert not waiter.arm(lambda: None)
 
@@ -66,7 +70,7 @@ def test_a_ring_ends_parking() -> None:
     waiter = board.enter("n")
     threading.Timer(0.05, board.ring, ["n"]).start()
     began = time.monotonic()
-    assert list(waiter.parked(began + 30).block(never)) == []
+    assert list(waiter.parked(began + 30).block(never, not_begun)) == []
     assert waiter.rung
     assert time.monotonic() - began < 10
 
@@ -74,7 +78,7 @@ def test_a_ring_ends_parking() -> None:
 def test_parking_ends_in_time_without_a_ring() -> None:
     waiter = Switchboard().enter("n")
     began = time.monotonic()
-    assert list(waiter.parked(began + 0.05).block(never)) == []
+    assert list(waiter.parked(began + 0.05).block(never, not_begun)) == []
     assert time.monotonic() - began >= 0.05
     assert not waiter.rung
 
@@ -82,15 +86,25 @@ def test_parking_ends_in_time_without_a_ring() -> None:
 def test_parking_ends_when_the_client_went() -> None:
     waiter = Switchboard().enter("n")
     began = time.monotonic()
-    assert list(waiter.parked(began + 60).block(lambda: True)) == []
+    assert list(waiter.parked(began + 60).block(lambda: True, not_begun)) == []
     assert time.monotonic() - began < 5
 
 
 def test_a_blocked_thread_gives_a_sign_of_life_in_time() -> None:
     waiter = Switchboard().enter("n")
     waiter.beat_at = time.monotonic() + 0.05
-    assert list(waiter.parked(time.monotonic() + 0.2).block(never)) == [b" "]
+    assert list(waiter.parked(time.monotonic() + 0.2).block(never, not_begun)) == [b" "]
     assert waiter.beat_at > time.monotonic() + 10
+
+
+def test_the_first_sign_of_life_begins_the_answer_and_the_next_does_not() -> None:
+    waiter, begun = Switchboard().enter("n"), []
+    waiter.head = "200 OK", [("Content-Type", "application/json")]
+    for _ in range(2):
+        waiter.beat_at = time.monotonic()
+        blocked = waiter.parked(time.monotonic() + 0.1).block(never, lambda *head: begun.append(head))
+        assert list(blocked) == [b" "]
+    assert begun == [("200 OK", [("Content-Type", "application/json")])]
 
 
 def test_a_parked_one_goes_on_once_whatever_comes_at_the_same_moment() -> None:

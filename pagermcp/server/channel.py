@@ -172,8 +172,9 @@ class Task(WSGITask):
         if self.channel.will_close:  # a failed flush only marks the channel; the page must not count as taken
             raise ClientDisconnected
 
-    def beat(self) -> None:
-        """Give a sign of life."""
+    def beat(self, waiter: Waiter) -> None:
+        """Give a sign of life; the first one begins the answer."""
+        waiter.begin(self.start_response)
         if self.chunked_response:
             self.channel.write_soon(_BEAT_AS_CHUNK)
         else:
@@ -387,7 +388,7 @@ class Channel(HTTPChannel):
         elif waiter.disarm():  # nobody else goes on with the task meanwhile
             if not self.total_outbufs_len:  # or else it has something to read
                 with contextlib.suppress(ClientDisconnected):  # then the loop closes it
-                    task.beat()
+                    task.beat(waiter)
             waiter.beat_at = next_beat()
             self._arm(waiter)
 

@@ -22,6 +22,7 @@ log = logging.getLogger("pagermcp")
 _NOTHING = -1
 _LONGEST_TURN_SECONDS = 1.0  # for what goes by the time of day in waitress
 _STALE_DEADLINES = 100
+_MET_AT_ONCE = 100  # deadlines, which may all be at the same time; after them events have their turn
 _AT_ONCE = nullcontext()
 
 if hasattr(select, "epoll"):
@@ -201,13 +202,19 @@ class Loop:
 
     def _meet_deadlines(self) -> None:
         now = time.monotonic()
-        while self._next_deadline() <= now:
+        left = _MET_AT_ONCE
+        while left and self._next_deadline() <= now:
             with self._lock:
                 if self._next_deadline() > now:  # the one seen before was out of date, and has been swept out
                     return
-                deadline = heapq.heappop(self._deadlines)
-                due = self._due.pop(deadline)
+                deadline = self._deadlines[0]
+                all_due = self._due[deadline]
+                due, all_due[:left] = all_due[:left], []
+                if not all_due:
+                    heapq.heappop(self._deadlines)
+                    del self._due[deadline]
                 self._noted -= len(due)
+            left -= len(due)
             for connection in due:
                 self._meet(connection, deadline)
 

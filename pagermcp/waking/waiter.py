@@ -14,14 +14,17 @@ BEAT = b" "
 BEAT_SECONDS = 20.0
 """A waiting answer that has begun gets one space so often: allowed before JSON, and it keeps proxies and NAT open."""
 
-_TOGETHER_SECONDS = 0.05
+Head = tuple[str, list[tuple[str, str]]]
+"""The status line and headers of an answer, as `start_response` takes them (PEP 3333)."""
+
+_TOGETHER_SECONDS = 0.25
 
 _GONE_CHECK_SECONDS = 1.0  # a thread that blocks can't be told that its client went; it has to ask
 
 
 def next_beat(seconds: float = BEAT_SECONDS) -> float:
     """The monotonic time of a sign of life in so many seconds, or a moment later, together with those of others: ten
-    thousand of them would wake the relay five hundred times a second."""
+    thousand of them would wake the relay five hundred times a second, and each wake-up begins with cold caches."""
     return math.ceil((time.monotonic() + seconds) / _TOGETHER_SECONDS) * _TOGETHER_SECONDS
 
 
@@ -29,14 +32,16 @@ class Waiter:
     """One that waits at a mailbox, or for something else when it has no number. Safe between threads.
 
     taking: it takes pages, or else it reads by a cursor, and all who do are rung; name: who it is, in a room;
-    until, beat_at: the monotonic times at which it is woken anyway, and at which it is time for a sign of life."""
+    until, beat_at: the monotonic times at which it is woken anyway, and at which it is time for a sign of life;
+    head: what the first of these begins the answer with; None when it has begun."""
 
-    __slots__ = ("_lock", "_resume", "beat_at", "name", "number", "rung", "taking", "until")
+    __slots__ = ("_lock", "_resume", "beat_at", "head", "name", "number", "rung", "taking", "until")
 
     def __init__(self, number: str = "", taking: bool = True, name: str | None = None) -> None:
         self.number, self.taking, self.name = number, taking, name
         self.rung = False
         self.until = self.beat_at = math.inf
+        self.head: Head | None = None
         self._lock = threading.Lock()
         self._resume: Callable[[], None] | None = None
 
@@ -82,7 +87,13 @@ class Waiter:
             resume, self._resume = self._resume, None
         return resume
 
-    def block(self, gone: Callable[[], bool]) -> Iterator[bytes]:
+    def begin(self, start_response: Callable[..., object]) -> None:
+        """Begin the answer, unless it has begun."""
+        head, self.head = self.head, None
+        if head is not None:
+            start_response(*head)
+
+    def block(self, gone: Callable[[], bool], start_response: Callable[..., object]) -> Iterator[bytes]:
         """Wait in this thread: gives what is to be sent meanwhile. gone: asks whether the client went."""
         woken = threading.Event()
         if not self.arm(woken.set):
@@ -92,6 +103,7 @@ class Waiter:
                 if woken.wait(min(left, _GONE_CHECK_SECONDS, max(0, self.beat_at - time.monotonic()))) or gone():
                     return
                 if time.monotonic() >= self.beat_at:
+                    self.begin(start_response)
                     self.beat_at += BEAT_SECONDS
                     yield BEAT
         finally:

@@ -15,6 +15,10 @@ from pagermcp.spool.page import STALE_SECONDS, timestamp, to_json
 NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 _JSON = "Content-Type", "application/json"
+
+BEGINNING = "200 OK", [_JSON, *NO_STORE.items()]
+"""The head of an answer that begins before it is known."""
+
 _STATUS_LINES = {status.value: f"{status.value} {status.phrase.upper()}" for status in http.HTTPStatus}
 
 _NOTED = ("due_at", "expires_at", "replay_of", "recovered", "late_seconds")  # what readers are told besides

@@ -1,8 +1,8 @@
 """An answer that is not decided yet, and what a request may ask of its connection.
 
 Such an answer is a generator: it yields the waiter that it waits by, or a commit that waits for the disk, and returns
-the response. Under our server a request that waits has no thread (`pagermcp.server.channel`); under any other one the
-same code blocks its thread.
+the response; or what is left of its body, when the waiter has begun it. Under our server a request that waits has no
+thread (`pagermcp.server.channel`); under any other one the same code blocks its thread.
 """
 
 import time
@@ -17,7 +17,7 @@ from pagermcp.web.errors import answer_to
 
 _LATE_SECONDS = 1.0
 
-Steps = Generator[Waiter | Commit[Any], None, Response]
+Steps = Generator[Waiter | Commit[Any], None, Response | Iterable[Any]]
 
 
 class Connection:
@@ -73,14 +73,15 @@ def _decide(
     app: Flask, steps: Steps, environ: dict[str, Any], start_response: Any
 ) -> Iterator[Waiter | Commit[Any] | bytes]:
     try:
-        response = yield from steps
+        body: Any = yield from steps
     except Exception as error:  # noqa: BLE001 - as Flask does for views
         with app.app_context():
-            response = answer_to(error)
-    content, status, headers = response.get_wsgi_response(environ)
-    start_response(status, headers)
-    body: Any = response.response if content else ()  # and not werkzeug's wrappers, for the same reason
-    del content, headers, response
+            body = answer_to(error)
+    if isinstance(body, Response):
+        content, status, headers = body.get_wsgi_response(environ)
+        start_response(status, headers)
+        body = body.response if content else ()  # and not werkzeug's wrappers, for the same reason
+        del content, headers
     try:
         yield from body
     finally:
@@ -99,16 +100,16 @@ def parked_or_blocked(application: Application) -> Application:
             return application(environ, start_response)
         gone = environ.get("waitress.client_disconnected", lambda: False)
         environ["pagermcp.connection"] = _Asked(gone)
-        return _blocked(application(environ, start_response), gone)
+        return _blocked(application(environ, start_response), start_response, gone)
 
     return call
 
 
-def _blocked(body: Any, gone: Callable[[], bool]) -> Iterator[bytes]:
+def _blocked(body: Any, start_response: Any, gone: Callable[[], bool]) -> Iterator[bytes]:
     try:
         for step in body:
             if isinstance(step, Waiter):
-                yield from step.block(gone)
+                yield from step.block(gone, start_response)
             elif isinstance(step, Commit):
                 step.finish()
             else:

@@ -16,9 +16,9 @@ from flask import Response
 
 from pagermcp.spool import Mailbox, Page
 from pagermcp.waking import Waiter
-from pagermcp.waking.waiter import BEAT, BEAT_SECONDS, next_beat
+from pagermcp.waking.waiter import BEAT_SECONDS, next_beat
 from pagermcp.web.access import no_room, origin
-from pagermcp.web.answers import NO_STORE, Answer
+from pagermcp.web.answers import BEGINNING, NO_STORE, Answer
 from pagermcp.web.errors import Refused
 from pagermcp.web.handover import HANDOVER_SECONDS, Handover
 from pagermcp.web.later import Connection, Later, Steps, connection
@@ -142,14 +142,12 @@ class Wait:
     def _steps(self) -> Steps:
         self._place = Place(self._relay, self._mailbox, self._connection, self._client)
         self._looks = self._look_for_pages(self._place)
+        self._place.waiter.head, self._place.waiter.beat_at = BEGINNING, next_beat(self._terms.quiet)
         try:
-            quiet = next_beat(self._terms.quiet)
             for waiter in self._looks:
-                until = waiter.until
-                yield waiter.parked(min(until, quiet))
-                waiter.parked(until)
-                if quiet <= time.monotonic() < until and not waiter.rung:
-                    return Answer(self)
+                yield waiter
+                if waiter.head is None:
+                    return self
             body, headers = self._take()
             headers = {**NO_STORE, "Content-Length": str(len(body)), **headers}
             return Answer(self, headers=headers)
@@ -163,9 +161,6 @@ class Wait:
     def __iter__(self) -> Iterator[Any]:  # bytes, and waiters
         try:
             if self._handover is None and self._place:
-                yield BEAT
-                self._place.waiter.beat_at = next_beat()
-                yield self._place.waiter  # as long as before: without a ring there is nothing to look for
                 yield from self._looks
                 self._take()
         except (WaitEnded, Refused):
