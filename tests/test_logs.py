@@ -1,8 +1,10 @@
 """The log: text or JSON, a line for each request if that is wanted, and no secret in it."""
 
+import email.utils
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +74,29 @@ def test_a_wait_is_told_when_it_is_over_with_how_long_it_was(relay: Relay, key: 
     )  # who went was not answered; 408 if it looked once more, and saw that itself
     relay.notify(key)
     assert len(relay.get(f"/mailboxes/{key}/messages").json()["messages"]) == 1
+
+
+EARLY = """
+import pagermcp.waking.waiter as waiter
+waiter.BEAT_SECONDS = 1.5
+"""
+
+
+def test_a_wait_that_begins_its_answer_before_it_has_a_page_is_told_as_others(
+    start_relay: Callable[..., Relay], key: str
+) -> None:
+    relay = start_relay(prelude=EARLY, PAGERMCP_LOG="json", PAGERMCP_LOG_REQUESTS="on")
+    with relay.connect() as connection:
+        connection.sendall(f"GET /mailboxes/{key}/wait HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        asked_at = time.time()
+        head = connection.recv(1000).decode()
+        assert time.time() - asked_at > 1.4
+        relay.notify(key, {"message": "late"})
+        assert b"late" in connection.recv(1000)
+    headers = email.message_from_string(head.partition("\r\n")[2])
+    assert email.utils.parsedate_to_datetime(headers["Date"]).timestamp() > asked_at  # when it began, cut to a second
+    line = of_request(relay, headers["X-Request-Id"])
+    assert (line["route"], line["status"], line["mailbox"]) == ("/mailboxes/<key>/wait", 200, key[:8])
 
 
 def test_the_operators_token_is_not_in_it_not_even_a_part(relay: Relay) -> None:

@@ -11,10 +11,6 @@ def never() -> bool:
     return False
 
 
-def not_begun(status: str, headers: list[tuple[str, str]]) -> None:
-    raise AssertionError("it begins an answer that has none to begin")
-
-
 def test_a_ring_wakes_the_one_that_waited_longest_and_each_next_ring_the_next() -> None:
     board = Switchboard()
     waiters = [board.enter("n") for _ in range(3)]
@@ -60,7 +56,7 @@ def test_a_ring_between_the_look_and_parking_is_not_lost() -> None:
     waiter.about_to_look()
     board.ring("n")
     began = time.monotonic()
-    assert list(waiter.parked(began + 30).block(never, not_begun)) == []
+    assert list(waiter.parked(began + 30).block(never)) == []
     assert time.monotonic() - began < 10
     assert not waiter.arm(lambda: None)
 
@@ -70,7 +66,7 @@ def test_a_ring_ends_parking() -> None:
     waiter = board.enter("n")
     threading.Timer(0.05, board.ring, ["n"]).start()
     began = time.monotonic()
-    assert list(waiter.parked(began + 30).block(never, not_begun)) == []
+    assert list(waiter.parked(began + 30).block(never)) == []
     assert waiter.rung
     assert time.monotonic() - began < 10
 
@@ -78,7 +74,7 @@ def test_a_ring_ends_parking() -> None:
 def test_parking_ends_in_time_without_a_ring() -> None:
     waiter = Switchboard().enter("n")
     began = time.monotonic()
-    assert list(waiter.parked(began + 0.05).block(never, not_begun)) == []
+    assert list(waiter.parked(began + 0.05).block(never)) == []
     assert time.monotonic() - began >= 0.05
     assert not waiter.rung
 
@@ -86,25 +82,35 @@ def test_parking_ends_in_time_without_a_ring() -> None:
 def test_parking_ends_when_the_client_went() -> None:
     waiter = Switchboard().enter("n")
     began = time.monotonic()
-    assert list(waiter.parked(began + 60).block(lambda: True, not_begun)) == []
+    assert list(waiter.parked(began + 60).block(lambda: True)) == []
     assert time.monotonic() - began < 5
 
 
 def test_a_blocked_thread_gives_a_sign_of_life_in_time() -> None:
     waiter = Switchboard().enter("n")
     waiter.beat_at = time.monotonic() + 0.05
-    assert list(waiter.parked(time.monotonic() + 0.2).block(never, not_begun)) == [b" "]
+    assert list(waiter.parked(time.monotonic() + 0.2).block(never)) == [b" "]
     assert waiter.beat_at > time.monotonic() + 10
 
 
 def test_the_first_sign_of_life_begins_the_answer_and_the_next_does_not() -> None:
-    waiter, begun = Switchboard().enter("n"), []
-    waiter.head = "200 OK", [("Content-Type", "application/json")]
+    waiter = Switchboard().enter("n")
+    begun: list[object] = []
+    waiter.head = "200 OK", (("Content-Type", "application/json"),)
+    waiter.start_response = lambda *head: begun.append(head)
     for _ in range(2):
         waiter.beat_at = time.monotonic()
-        blocked = waiter.parked(time.monotonic() + 0.1).block(never, lambda *head: begun.append(head))
-        assert list(blocked) == [b" "]
+        assert list(waiter.parked(time.monotonic() + 0.1).block(never)) == [b" "]
     assert begun == [("200 OK", [("Content-Type", "application/json")])]
+
+
+def test_one_whose_time_is_over_has_no_sign_of_life_any_more() -> None:
+    for late in (0, 20e-6, 100e-6, 1e-3):
+        for _ in range(20):
+            waiter = Switchboard().enter("n")
+            waiter.parked(time.monotonic() + 0.002)
+            waiter.beat_at = waiter.until + late
+            assert list(waiter.block(never)) == []
 
 
 def test_a_parked_one_goes_on_once_whatever_comes_at_the_same_moment() -> None:

@@ -153,6 +153,7 @@ class Task(WSGITask):
         simple = self.version == "1.1" and self.has_body and not self.close_on_finish and self.content_length != 0
         given = {name.lower() for name, _ in self.response_headers}
         if not simple or "CONNECTION" in self.request.headers or not given.isdisjoint(_WAITRESS_KNOWS):
+            self.start_time = time.time()  # which the Date is, and a request may have waited since then
             return bytes(super().build_response_header())
         lines = [f"HTTP/1.1 {self.status}", *map(": ".join, self.response_headers)]
         if self.content_length is None:
@@ -174,7 +175,7 @@ class Task(WSGITask):
 
     def beat(self, waiter: Waiter) -> None:
         """Give a sign of life; the first one begins the answer."""
-        waiter.begin(self.start_response)
+        waiter.begin()
         if self.chunked_response:
             self.channel.write_soon(_BEAT_AS_CHUNK)
         else:
@@ -386,11 +387,13 @@ class Channel(HTTPChannel):
         elif waiter.beat_at > now:  # it waits for something else by now
             self.server.loop.call_at(self, min(waiter.until, waiter.beat_at))
         elif waiter.disarm():  # nobody else goes on with the task meanwhile
-            if not self.total_outbufs_len:  # or else it has something to read
-                with contextlib.suppress(ClientDisconnected):  # then the loop closes it
-                    task.beat(waiter)
-            waiter.beat_at = next_beat()
-            self._arm(waiter)
+            try:
+                if not self.total_outbufs_len:  # or else it has something to read
+                    with contextlib.suppress(ClientDisconnected):  # then the loop closes it
+                        task.beat(waiter)
+            finally:  # whatever ends the connection then, wakes it
+                waiter.beat_at = next_beat()
+                self._arm(waiter)
 
     def handle_write(self) -> None:
         if self.lingers and self.close_when_flushed and not self.will_close:

@@ -14,8 +14,8 @@ BEAT = b" "
 BEAT_SECONDS = 20.0
 """A waiting answer that has begun gets one space so often: allowed before JSON, and it keeps proxies and NAT open."""
 
-Head = tuple[str, list[tuple[str, str]]]
-"""The status line and headers of an answer, as `start_response` takes them (PEP 3333)."""
+Head = tuple[str, tuple[tuple[str, str], ...]]
+"""The status line and headers of an answer."""
 
 _TOGETHER_SECONDS = 0.25
 
@@ -33,15 +33,16 @@ class Waiter:
 
     taking: it takes pages, or else it reads by a cursor, and all who do are rung; name: who it is, in a room;
     until, beat_at: the monotonic times at which it is woken anyway, and at which it is time for a sign of life;
-    head: what the first of these begins the answer with; None when it has begun."""
+    head: what the first of these begins the answer with, by `start_response` of PEP 3333; None when it has begun."""
 
-    __slots__ = ("_lock", "_resume", "beat_at", "head", "name", "number", "rung", "taking", "until")
+    __slots__ = ("_lock", "_resume", "beat_at", "head", "name", "number", "rung", "start_response", "taking", "until")
 
     def __init__(self, number: str = "", taking: bool = True, name: str | None = None) -> None:
         self.number, self.taking, self.name = number, taking, name
         self.rung = False
         self.until = self.beat_at = math.inf
         self.head: Head | None = None
+        self.start_response: Callable[[str, list[tuple[str, str]]], object] | None = None
         self._lock = threading.Lock()
         self._resume: Callable[[], None] | None = None
 
@@ -87,13 +88,14 @@ class Waiter:
             resume, self._resume = self._resume, None
         return resume
 
-    def begin(self, start_response: Callable[..., object]) -> None:
+    def begin(self) -> None:
         """Begin the answer, unless it has begun."""
         head, self.head = self.head, None
-        if head is not None:
-            start_response(*head)
+        if head is not None and self.start_response is not None:
+            status, headers = head
+            self.start_response(status, list(headers))
 
-    def block(self, gone: Callable[[], bool], start_response: Callable[..., object]) -> Iterator[bytes]:
+    def block(self, gone: Callable[[], bool]) -> Iterator[bytes]:
         """Wait in this thread: gives what is to be sent meanwhile. gone: asks whether the client went."""
         woken = threading.Event()
         if not self.arm(woken.set):
@@ -102,8 +104,8 @@ class Waiter:
             while (left := self.until - time.monotonic()) > 0:
                 if woken.wait(min(left, _GONE_CHECK_SECONDS, max(0, self.beat_at - time.monotonic()))) or gone():
                     return
-                if time.monotonic() >= self.beat_at:
-                    self.begin(start_response)
+                if self.beat_at <= time.monotonic() < self.until:
+                    self.begin()
                     self.beat_at += BEAT_SECONDS
                     yield BEAT
         finally:

@@ -16,7 +16,7 @@ NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 _JSON = "Content-Type", "application/json"
 
-BEGINNING = "200 OK", [_JSON, *NO_STORE.items()]
+BEGINNING = "200 OK", (_JSON, *NO_STORE.items())
 """The head of an answer that begins before it is known."""
 
 _STATUS_LINES = {status.value: f"{status.value} {status.phrase.upper()}" for status in http.HTTPStatus}

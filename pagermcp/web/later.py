@@ -5,6 +5,7 @@ the response; or what is left of its body, when the waiter has begun it. Under o
 thread (`pagermcp.server.channel`); under any other one the same code blocks its thread.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, cast
@@ -72,8 +73,16 @@ def late(error: Exception) -> Later:
 def _decide(
     app: Flask, steps: Steps, environ: dict[str, Any], start_response: Any
 ) -> Iterator[Waiter | Commit[Any] | bytes]:
+    body: Any
     try:
-        body: Any = yield from steps
+        with contextlib.closing(steps):
+            while True:
+                step = next(steps)
+                if isinstance(step, Waiter):
+                    step.start_response = start_response
+                yield step
+    except StopIteration as end:
+        body = end.value
     except Exception as error:  # noqa: BLE001 - as Flask does for views
         with app.app_context():
             body = answer_to(error)
@@ -100,16 +109,16 @@ def parked_or_blocked(application: Application) -> Application:
             return application(environ, start_response)
         gone = environ.get("waitress.client_disconnected", lambda: False)
         environ["pagermcp.connection"] = _Asked(gone)
-        return _blocked(application(environ, start_response), start_response, gone)
+        return _blocked(application(environ, start_response), gone)
 
     return call
 
 
-def _blocked(body: Any, start_response: Any, gone: Callable[[], bool]) -> Iterator[bytes]:
+def _blocked(body: Any, gone: Callable[[], bool]) -> Iterator[bytes]:
     try:
         for step in body:
             if isinstance(step, Waiter):
-                yield from step.block(gone, start_response)
+                yield from step.block(gone)
             elif isinstance(step, Commit):
                 step.finish()
             else:

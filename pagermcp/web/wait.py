@@ -142,8 +142,8 @@ class Wait:
     def _steps(self) -> Steps:
         self._place = Place(self._relay, self._mailbox, self._connection, self._client)
         self._looks = self._look_for_pages(self._place)
-        self._place.waiter.head, self._place.waiter.beat_at = BEGINNING, next_beat(self._terms.quiet)
         try:
+            self._place.waiter.head, self._place.waiter.beat_at = BEGINNING, next_beat(self._terms.quiet)
             for waiter in self._looks:
                 yield waiter
                 if waiter.head is None:
