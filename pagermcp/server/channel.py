@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from waitress.channel import ClientDisconnected, HTTPChannel
@@ -155,12 +155,11 @@ class Task(WSGITask):
         if not simple or "CONNECTION" in self.request.headers or not given.isdisjoint(_WAITRESS_KNOWS):
             self.start_time = time.time()  # which the Date is, and a request may have waited since then
             return bytes(super().build_response_header())
-        lines = [f"HTTP/1.1 {self.status}", *map(": ".join, self.response_headers)]
+        now = int(time.time())
         if self.content_length is None:
-            lines += ["Connection: close", "Transfer-Encoding: chunked"]
             self.chunked_response = self.close_on_finish = True
-        lines.append(_server_and_date(int(time.time())))
-        return "\r\n".join(lines).encode("latin-1")
+            return _head_of_chunks(self.status, tuple(self.response_headers), now)
+        return _head(self.status, self.response_headers, now)
 
     def write(self, data: bytes) -> None:
         if self.complete and not self.wrote_header:
@@ -194,6 +193,16 @@ class Task(WSGITask):
             # HTTP/1.0 knows no chunks: an ordinary close would be a complete, blank answer, so reset
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _head(status: str, headers: Iterable[tuple[str, str]], now: int) -> bytes:
+    lines = f"HTTP/1.1 {status}", *map(": ".join, headers), _server_and_date(now)
+    return "\r\n".join(lines).encode("latin-1")
+
+
+@functools.lru_cache(maxsize=8)  # many waits that begin their answers have the same
+def _head_of_chunks(status: str, headers: tuple[tuple[str, str], ...], now: int) -> bytes:
+    return _head(status, (*headers, ("Connection", "close"), ("Transfer-Encoding", "chunked")), now)
 
 
 @functools.lru_cache(maxsize=1)
