@@ -16,9 +16,15 @@ _CLIENT_BITS = 64  # of an IPv6 address; with the others a client does what he l
 def networks_in(text: str) -> list[Network]:
     """The networks, or single addresses, in a text with commas. Raises ValueError."""
     try:
-        return [ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip()]
+        return [_network(part.strip()) for part in text.split(",") if part.strip()]
     except ValueError as error:
         raise ValueError(f"must be addresses or networks, as in 127.0.0.1,10.0.0.0/8: {error}") from None
+
+
+def _network(text: str) -> Network:
+    network = ipaddress.ip_network(text)
+    mapped = getattr(network.network_address, "ipv4_mapped", None)  # such an address is read as the one in it, below
+    return ipaddress.ip_network((mapped, network.prefixlen - 96)) if mapped else network
 
 
 class Origins:

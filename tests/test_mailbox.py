@@ -179,6 +179,20 @@ def test_threads_that_deliver_at_once_get_ids_of_their_own_and_lose_nothing(spoo
     assert os.listdir(spool.path("tmp")) == []
 
 
+def test_of_two_that_are_synced_together_each_knows_how_many_waited_with_it(mailbox: Mailbox) -> None:
+    under_way = {n: mailbox.delivering(f'{{"n":{n}}}') for n in (1, 2)}
+    waited = {}
+    while under_way:
+        for n, delivery in list(under_way.items()):
+            try:
+                os.fsync(next(delivery))
+            except StopIteration as end:
+                _, waited[n] = end.value
+                del under_way[n]
+    assert waited == {1: 1, 2: 2}
+    assert mailbox.queued() == 2
+
+
 def test_a_full_mailbox_refuses_and_drops_nothing(tmp_path: Path) -> None:
     spool = Spool(str(tmp_path / "spool"), max_messages=3)
     mailbox = spool.mailbox(number(new_key()))

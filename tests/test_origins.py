@@ -49,6 +49,13 @@ def test_a_proxy_is_believed_and_only_as_far_as_proxies_wrote_it(forwarded: str,
     assert Origins(PROXIES).of("127.0.0.1", forwarded) == client
 
 
+@pytest.mark.parametrize("proxies", ["::ffff:10.0.0.0/104", "::ffff:10.1.2.3", "10.0.0.0/8"])
+def test_a_proxy_of_ipv4_may_be_named_and_seen_as_one_of_ipv6(proxies: str) -> None:
+    for peer in ("10.1.2.3", "::ffff:10.1.2.3"):
+        assert Origins(proxies).of(peer, "203.0.113.7") == "203.0.113.7"
+        assert Origins(proxies).of("192.0.2.1", "203.0.113.7") == "192.0.2.1"
+
+
 def test_who_is_no_proxy_is_not_believed() -> None:
     assert Origins(PROXIES).of("203.0.113.7", "198.51.100.1") == "203.0.113.7"
     assert Origins("192.0.2.1").of("127.0.0.1", "198.51.100.1") == "127.0.0.1"

@@ -110,18 +110,18 @@ class Mailbox:
         id: one that `next_id` gave, and that is nowhere yet; frees: how many places will be free by this page; bounded:
         whether the limit counts; extra: what to note beside the payload. Raises MailboxFull, SpoolFull, DeliveredMaybe,
         and OSError when it could not be written (and is not there)."""
-        return at_once(self.delivering(payload, id=id, frees=frees, bounded=bounded, **extra))
+        return at_once(self.delivering(payload, id=id, frees=frees, bounded=bounded, **extra))[0]
 
     def delivering(
         self, payload: str, *, id: str | None = None, frees: int = 0, bounded: bool = True, **extra: object
-    ) -> Steps[str]:
-        """`deliver` in steps."""
+    ) -> Steps[tuple[str, int]]:
+        """`deliver` in steps: the id, and how many pages waited as soon as this one did."""
         self._take_place(frees, bounded)
-        name = yield from self._write(payload, extra, lambda draft: self._link(draft, id), self._synced)
+        name, waiting = yield from self._write(payload, extra, lambda draft: self._link(draft, id), self._synced)
         if "expires_at" in extra:
             self.note_expiry(name.id, extra["expires_at"])
             self._forget_ended(name.id)  # a reader may have been faster
-        return name.id
+        return name.id, waiting
 
     def schedule(self, payload: str, seconds: float, *, id: str | None = None, frees: int = 0, **extra: object) -> Due:
         """Write a page durably that is to wait for readers in so many seconds. Otherwise as `deliver`."""
@@ -208,7 +208,7 @@ class Mailbox:
             if draft:
                 draft.discard()
 
-    def _link(self, draft: files.Draft, id: str | None) -> PageName:
+    def _link(self, draft: files.Draft, id: str | None) -> tuple[PageName, int]:
         for attempt in range(_LINK_TRIES):
             name = PageName(id or self._next_id(), 1)
             try:
@@ -218,7 +218,7 @@ class Mailbox:
                 unchanged = self._tally.unchanged()
                 draft.link(f"{self._new}/{name.file}")
                 self._tally.add(unchanged)
-                return name
+                return name, self._tally.waiting
             except FileExistsError:
                 continue
             except FileNotFoundError:
@@ -227,7 +227,8 @@ class Mailbox:
                 self.make()  # or somebody else just has
         raise FileExistsError(errno.EEXIST, "ids ahead of the clock are all taken", self._new)
 
-    def _synced(self, name: PageName) -> Steps[None]:
+    def _synced(self, linked: tuple[PageName, int]) -> Steps[None]:
+        name, _ = linked
         try:
             yield from files.directory_synced(self._new)
             yield from self._folder_synced()
@@ -290,10 +291,6 @@ class Mailbox:
     def queued(self) -> int:
         """Pages that wait for a reader."""
         return len(files.names(self._new))
-
-    def queued_at_last(self) -> int:
-        """The same as it was when this process delivered last, with that page. Asks no disk."""
-        return self._tally.waiting_at_last
 
     def waiting(self) -> list[Page]:
         """All waiting pages, oldest first; takes nothing. Raises OSError."""

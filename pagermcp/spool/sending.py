@@ -174,8 +174,8 @@ def _delivering(
         due = mailbox.schedule(payload, options.delay, id=reserved.id, frees=frees + len(replaced), **extra)
         sent = Sent(due.page.id, due=due.at)
     else:
-        id = yield from mailbox.delivering(payload, id=reserved.id, frees=frees + len(replaced), **extra)
-        sent = Sent(id, queued=None if replaced else mailbox.queued_at_last())
+        id, waiting = yield from mailbox.delivering(payload, id=reserved.id, frees=frees + len(replaced), **extra)
+        sent = Sent(id, queued=None if replaced else waiting)
     for page in replaced:  # only now: two wait for a moment, rather than none
         try:
             mailbox.replace(page)

@@ -17,7 +17,6 @@ class Tally:
 
     def __init__(self, new: str, leased: str, exact: bool) -> None:
         self.waiting = self.leased = 0
-        self.waiting_at_last = 0  # when this process linked a page last, with that one
         self.can_lease = False  # leased/ is there
         self._new, self._leased, self._exact = new, leased, exact
         self._mtime: int | None = None
@@ -44,7 +43,6 @@ class Tally:
     def add(self, unchanged: bool) -> None:
         """This process has linked a page into new/, which until then was unchanged or not."""
         self.waiting += 1
-        self.waiting_at_last = self.waiting
         self._note(unchanged)
 
     def take(self, unchanged: bool) -> None:
