@@ -64,9 +64,10 @@ def main() -> None:
             options.json.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
         try:
             report.picture(rows, shown, options.png, when)
-            print(f"The chart: {options.png}")
+            print(f"The chart: {options.png}", flush=True)
         except ImportError:
-            print("No PNG, since matplotlib is missing: ./dev bench installs it.")
+            print("No PNG, since matplotlib is missing: ./dev bench installs it.", flush=True)
+        progress("deleting what was written …")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
