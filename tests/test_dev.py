@@ -107,7 +107,7 @@ def test_an_environment_whose_python_is_gone_does_not_count(checkout: Path) -> N
 def test_the_tests_environment_serves_as_well_but_not_the_other_way_round(checkout: Path) -> None:
     put_python(checkout)
     dev(checkout, "serve")
-    assert dev(checkout, "test", "-k", "a b").stdout == "-m pytest -n 3 --dist loadfile --no-loadscope-reorder -k a b\n"
+    assert dev(checkout, "test", "-k", "a b").stdout == "-m pytest -n 4 --dist loadfile --no-loadscope-reorder -k a b\n"
     assert "--editable .[dev]\n" in (checkout / "pip.log").read_text()
     dev(checkout, "serve")
     assert (checkout / "pip.log").read_text().count("--editable") == 2
