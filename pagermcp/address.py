@@ -32,7 +32,7 @@ def parse(text: str) -> uuid.UUID:
 
 def is_number(address: uuid.UUID) -> bool:
     """True for an address that only sends."""
-    return address.int >> 76 & 0xF == NUMBER_VERSION and address.int >> 62 & 3 == 2  # the variant of RFC 9562
+    return address.version == NUMBER_VERSION
 
 
 def number_of(address: uuid.UUID) -> str:
@@ -43,8 +43,7 @@ def number_of(address: uuid.UUID) -> str:
     raw = bytearray(address.bytes[:4] + digest[:12])
     raw[6] = raw[6] & 0x0F | NUMBER_VERSION << 4
     raw[8] = raw[8] & 0x3F | 0x80
-    digits = raw.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    return str(uuid.UUID(bytes=bytes(raw)))
 
 
 def redact(text: str) -> str:

@@ -41,6 +41,15 @@ def fsync(descriptors: Sequence[int]) -> list[OSError | None] | None:
         raise
 
 
+def alone(descriptor: int) -> OSError | None:
+    """Sync one; why that failed, if so."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        return error
+    return None
+
+
 class _Control(ctypes.Structure):
     """struct iocb."""
 
@@ -119,10 +128,7 @@ class _Context:
                     if event.result < 0:
                         errors[event.data] = OSError(-event.result, os.strerror(-event.result))
         for place in range(begun, len(descriptors)):
-            try:
-                os.fsync(descriptors[place])
-            except OSError as error:
-                errors[place] = error
+            errors[place] = alone(descriptors[place])
         return errors
 
     def _call(self, *arguments: object) -> int:

@@ -5,7 +5,6 @@ there. So the same steps can be run alone (`at_once`), or many of them together,
 all at a time (`pagermcp.server.pool`): it takes little longer for ten of them than for one.
 """
 
-import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
@@ -79,16 +78,8 @@ def sync(descriptors: Sequence[int]) -> list[OSError | None]:
         began = time.perf_counter()
         errors = aio.fsync(descriptors) if 1 < len(descriptors) <= aio.MOST else None
         if errors is None:
-            errors = [_fsync(descriptor) for descriptor in descriptors]
+            errors = [aio.alone(descriptor) for descriptor in descriptors]
         took = time.perf_counter() - began
     for _ in descriptors:
         MEASURES.observe("fsync", took)
     return errors
-
-
-def _fsync(descriptor: int) -> OSError | None:
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        return error
-    return None

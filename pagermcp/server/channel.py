@@ -136,7 +136,7 @@ class Task(WSGITask):
         self.status, self.response_headers = status, list(headers)
         self.content_length = None
         for name, value in headers:
-            if name == "Content-Length" or name.lower() == "content-length":
+            if name.lower() == "content-length":
                 self.content_length = int(value)
         if self.channel.server.draining:
             self.set_close_on_finish()

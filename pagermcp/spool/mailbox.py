@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import datetime
 import errno
-import functools
 import logging
 import math
 import os
@@ -268,7 +267,7 @@ class Mailbox:
         """Make the mailbox; False when it exists. Raises OSError.
 
         When the spool is gone, that too: it may be on a disk that will be back, so nothing is begun in its place."""
-        if not self._make(self._new):
+        if self.exists or not self._make(self._new):  # asking costs far less than a mkdir that fails
             return False
         self._made_at, self._durable_until = time.monotonic(), -math.inf
         return True
@@ -643,7 +642,7 @@ class Mailbox:
 
     def _at(self, state: str, name: PageName) -> str:
         if state in ("archive", "dead"):
-            return self._spool.path(state, _day_of(int(time.time() // 86400)), self.number, name.file)
+            return self._spool.path(state, _day_of(time.time()), self.number, name.file)
         return self._spool.path(state, self.number, name.file)
 
     @property
@@ -761,7 +760,7 @@ class Mailbox:
 
     def _finished(self, oldest: str | None) -> tuple[dict[str, str], int]:
         """The files in archive/ and dead/ of the days since `oldest`, by id, and the newest id there."""
-        since = _day(oldest) if oldest else "9999"
+        since = _day_of(int(oldest) / 1e6) if oldest else "9999"
         finished: dict[str, str] = {}
         for day in self._spool.days():
             if day < since and finished:
@@ -787,11 +786,6 @@ class Mailbox:
         return int(id) <= written + _FUTURE_MICROSECONDS
 
 
-@functools.lru_cache(maxsize=1)
-def _day_of(days: int) -> str:
-    """The name of a day, by its number since 1970."""
-    return f"{datetime.date(1970, 1, 1) + datetime.timedelta(days):%Y-%m-%d}"
-
-
-def _day(id: str) -> str:
-    return f"{datetime.datetime.fromtimestamp(int(id) / 1e6, datetime.UTC):%Y-%m-%d}"
+def _day_of(seconds: float) -> str:
+    """The name of a day's folders, by a time since 1970."""
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d}"

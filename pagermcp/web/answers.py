@@ -29,7 +29,7 @@ class Answer(Response):
 
     body: what is sent, as it is; headers: besides those that all of them have."""
 
-    def __init__(self, body: Iterable[bytes], status: int = 200, headers: Mapping[str, str] = NO_STORE) -> None:
+    def __init__(self, body: Iterable[bytes], headers: Mapping[str, str], status: int = 200) -> None:
         self.response: Any = body
         self._line, self._given = _STATUS_LINES[status], [_JSON, *headers.items()]
 
@@ -49,7 +49,7 @@ class Answer(Response):
 
 def answer(value: object, status: int = 200) -> Response:
     body = line(value)
-    return Answer((body,), status, {**NO_STORE, "Content-Length": str(len(body))})
+    return Answer((body,), {**NO_STORE, "Content-Length": str(len(body))}, status)
 
 
 def line(value: object) -> bytes:

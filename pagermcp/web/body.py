@@ -21,12 +21,7 @@ def request_body(limit: int | None = None) -> bytes:
     limit = limit or services().settings.max_message_bytes
     environ = request.environ
     size = get_content_length(environ) or 0
-    if size > limit:
-        body = b""
-    elif environ.get("wsgi.input_terminated"):
-        body = environ["wsgi.input"].read()
-    else:
-        body = get_input_stream(environ).read()
+    body = b"" if size > limit else get_input_stream(environ).read()
     size = max(size, len(body))
     if size > limit:
         raise Refused(413, "too_large", f"the body has {size} bytes and the limit is {limit}", "send less, or a link")

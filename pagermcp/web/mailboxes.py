@@ -47,7 +47,7 @@ def consume(key: str) -> Response:
     handover = Handover(services(), mailbox, [page], connection())
     handover.body = line({"message": flat(services().spool, page)})
     headers = {**NO_STORE, "Content-Length": str(len(handover.body)), **_headers(services().spool, page)}
-    return Answer(handover, headers=headers)
+    return Answer(handover, headers)
 
 
 @blueprint.get("/mailboxes/<key>/wait")

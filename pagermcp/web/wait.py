@@ -71,7 +71,7 @@ class Place:
         most = relay.settings.max_waits_per_mailbox
         if most and relay.switchboard.waiting(mailbox.number) >= most:
             raise _too_many_waits(f"{most} requests wait at this mailbox, which is as many as may")
-        _make(mailbox)  # so that there is something to watch before the first look
+        mailbox.make()  # so that there is something to watch before the first look
         relay.watcher.watch(mailbox.number)
         waits = relay.limits.waits
         if waits.enter(client):
@@ -98,7 +98,7 @@ class Place:
             if found or time.monotonic() >= until:
                 return found
             if woken:
-                _make(self._mailbox)  # somebody may have removed it, which wakes who waits
+                self._mailbox.make()  # somebody may have removed it, which wakes who waits
                 self._relay.watcher.watch(self._mailbox.number)
             if every == math.inf:  # or else it would write to the disk each time
                 self._mailbox.note_read()
@@ -111,11 +111,6 @@ class Place:
             self._left = True
             self._relay.switchboard.leave(self.waiter)
             self._relay.limits.waits.leave(self._client)
-
-
-def _make(mailbox: Mailbox) -> None:
-    if not mailbox.exists:
-        mailbox.make()
 
 
 def _too_many_waits(message: str) -> Refused:
@@ -150,7 +145,7 @@ class Wait:
                     return self
             body, headers = self._take()
             headers = {**NO_STORE, "Content-Length": str(len(body)), **headers}
-            return Answer(self, headers=headers)
+            return Answer(self, headers)
         except WaitEnded as ended:
             self.close()
             raise ended.answer from None
