@@ -154,6 +154,8 @@ class Janitor:
 
         Any process may have to, but not while the janitor's may not. Today's folders stay: who looks for what has just
         happened must find it."""
+        if not self._spool.shortage(2):  # asked first: a spool that goes just now must not be begun anew by a lock
+            return
         with self._relief, self._spool.lock("relief", poll_seconds=0.01):
             self._spool.clock.check()
             days = [day for day in self._spool.days() if day < f"{now():%Y-%m-%d}"]
